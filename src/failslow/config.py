@@ -1,0 +1,114 @@
+"""Validated settings, one class a stage. Precedence: argument > environment > file > default.
+
+A setting `min_slowdown` of the detect stage is `--min-slowdown` on the command line,
+`FAILSLOW_DETECT_MIN_SLOWDOWN` in the environment, and in a TOML file named by `--config` or
+`FAILSLOW_CONFIG`:
+
+    [detect]
+    min_slowdown = 1.15
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from failslow.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+__all__ = ["DetectConfig", "StageConfig", "load_config"]
+
+
+class StageConfig(BaseModel):
+    """Base of all stages' settings: frozen, unknown names refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DetectConfig(StageConfig):
+    """How slow, for how long, before it is called a fail-slow (defaults: the paper, §4)."""
+
+    min_slowdown: float = Field(1.10, gt=1.0, le=10.0)
+    """An episode's median must be at least this many times the healthy level."""
+    relief_slowdown: float = Field(1.05, gt=1.0, le=10.0)
+    """Healthy again: the median is back within this factor of the healthy level."""
+    suspect_iterations: int = Field(5, ge=2, le=1000)
+    """Slow samples before a fail-slow is suspected."""
+    min_duration_s: float = Field(10.0, ge=0.0)
+    """Wall time the slowness must last before it is confirmed, in seconds."""
+    min_iterations: int = Field(12, ge=2)
+    """...and it must also have lasted as long as this many healthy iterations."""
+    merge_gap_s: float = Field(30.0, ge=0.0)
+    """Episodes closer than this, in seconds, are one (flapping)."""
+    change_probability: float = Field(0.9, gt=0.5, lt=1.0)
+    """P(run length < k) above which a change point counts (the paper: 0.9)."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> DetectConfig:
+        if self.relief_slowdown > self.min_slowdown:
+            raise ValueError(
+                f"relief_slowdown ({self.relief_slowdown}) must not exceed min_slowdown "
+                f"({self.min_slowdown}); lower relief_slowdown or raise min_slowdown"
+            )
+        return self
+
+
+C = TypeVar("C", bound=StageConfig)
+
+
+def load_config(
+    stage: str,
+    cls: type[C],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> C:
+    """Settings of `stage` from arguments (None = not given), environment, file and defaults.
+
+    Raises ConfigError naming the setting, its value and where it came from.
+    """
+    environ = os.environ if environ is None else environ
+    if file is None and environ.get("FAILSLOW_CONFIG"):
+        file = Path(environ["FAILSLOW_CONFIG"])
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    if file is not None:
+        for name, value in _read_stage(file, stage).items():
+            values[name], origin[name] = value, f"[{stage}] in {file}"
+    for name in cls.model_fields:
+        variable = f"FAILSLOW_{stage}_{name}".upper()
+        if variable in environ:
+            values[name], origin[name] = environ[variable], f"${variable}"
+    for name, value in (arguments or {}).items():
+        if value is not None:
+            values[name], origin[name] = value, f"--{name.replace('_', '-')}"
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        where = origin.get(name, "the settings")
+        message = first["msg"].removeprefix("Value error, ")
+        given = f"{name} = {values[name]!r} " if name in values else ""
+        raise ConfigError(f"{given}from {where}: {message}") from None
+
+
+def _read_stage(file: Path, stage: str) -> dict[str, Any]:
+    try:
+        with file.open("rb") as handle:
+            table = tomllib.load(handle).get(stage, {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the settings file {file}: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: [{stage}] must be a table of settings, not {table!r}")
+    return table

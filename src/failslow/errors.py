@@ -1,0 +1,44 @@
+"""Every exception failslow raises on purpose.
+
+FailslowError                  base: the message is one line for a user: what, where, what to do
+├── ConfigError                a setting is out of range (value, limit, remedy)
+├── InputError                 a file cannot be used as training telemetry
+│   ├── UnknownFormatError     no reader knows the file
+│   └── MissingDependencyError the format needs an optional library
+└── JournalError               a journal cannot be read or written
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "FailslowError",
+    "InputError",
+    "JournalError",
+    "MissingDependencyError",
+    "UnknownFormatError",
+]
+
+
+class FailslowError(Exception):
+    """Base of all deliberate errors; the CLI prints it as one line and exits with 1."""
+
+
+class ConfigError(FailslowError):
+    """A setting is out of range."""
+
+
+class InputError(FailslowError):
+    """A file cannot be used as training telemetry."""
+
+
+class UnknownFormatError(InputError):
+    """No reader recognises the file."""
+
+
+class MissingDependencyError(InputError):
+    """The input needs a library that is an optional extra."""
+
+
+class JournalError(FailslowError):
+    """A journal cannot be read or written."""

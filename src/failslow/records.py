@@ -1,0 +1,181 @@
+"""The frozen records the stages exchange. Units are in the names; seconds everywhere.
+
+Ingest, capture and the simulator make `StepSample`s, or many at once as the columns of a
+`StepSeries`; detect turns them into `Episode`s; an analysis of one job is a `JobAnalysis`.
+
+    StepSample(step=120, duration_s=0.571, end_s=68.5, iterations=10, work=524288.0)
+    Episode(start_step=13800, end_step=13842, start_s=..., slowdown=1.19, kind="fail_slow", ...)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Culprit",
+    "Episode",
+    "EpisodeKind",
+    "JobAnalysis",
+    "Level",
+    "Run",
+    "StepSample",
+    "StepSeries",
+]
+
+EpisodeKind = Literal["fail_slow", "workload_change"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSample:
+    """One timing record: the mean time of an iteration over `iterations` iterations."""
+
+    step: int
+    """Step value in the file (or the trainer's index) of the last iteration covered."""
+    duration_s: float
+    """Mean seconds per iteration."""
+    end_s: float
+    """When the sample ended, seconds after the first sample began."""
+    iterations: int = 1
+    """Training iterations this sample stands for."""
+    work: float | None = None
+    """Work per iteration (tokens, or samples when tokens are unknown); None when unknown."""
+    data_s: float | None = None
+    """Seconds per iteration spent waiting for data; None when unknown."""
+    run: int = 0
+    """Index into the runs of the series; grows by one at a restart or a new header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One start of the program inside a log."""
+
+    note: str = ""
+    """What the log says of it: "step numbers restart at 1", "batch_size 128 -> 32"."""
+    config_changed: bool = False
+    """The header names another configuration than the run before: its times do not compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSeries:
+    """The timing records of one job as columns of equal length n, in the order they happened.
+
+    Durations are finite and > 0; `end_s` never decreases. Unknown `work`, `data_s` are NaN.
+    """
+
+    source: str
+    format: str
+    step: NDArray[np.int64]
+    duration_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    iterations: NDArray[np.int64]
+    work: NDArray[np.float64]
+    data_s: NDArray[np.float64]
+    run: NDArray[np.int64]
+    runs: tuple[Run, ...] = (Run(),)
+    start_time: float | None = None
+    """Epoch seconds at which the first sample began; None when the log has no clock."""
+    clocked: bool = False
+    """`end_s` comes from the log's own clock, so it holds pauses; else from summed durations."""
+    planned_ramp: str = ""
+    """Why the work per iteration is known to drift by design ("attention window grows"), or ""."""
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.duration_s)
+
+    def sample(self, index: int) -> StepSample:
+        """The record at `index` as a `StepSample`; IndexError outside the series."""
+        work, data_s = float(self.work[index]), float(self.data_s[index])
+        return StepSample(
+            step=int(self.step[index]),
+            duration_s=float(self.duration_s[index]),
+            end_s=float(self.end_s[index]),
+            iterations=int(self.iterations[index]),
+            work=None if np.isnan(work) else work,
+            data_s=None if np.isnan(data_s) else data_s,
+            run=int(self.run[index]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A stretch of one speed inside an episode."""
+
+    start_step: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """A worker and what of it is slow; a log of one rank names none."""
+
+    rank: int
+    what: Literal["compute", "communication", "data", "host"]
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """Onset to relief of one fail-slow, or a change of the work. `end_*` None: ongoing.
+
+    `start_*` is where the slow iterations begin; `end_step` the first healthy step after them.
+    """
+
+    start_step: int
+    end_step: int | None
+    start_s: float
+    end_s: float | None
+    duration_s: float
+    iteration_s: float
+    """Median seconds per iteration inside the episode, spikes left out."""
+    baseline_s: float
+    """Healthy seconds per iteration at the work of the time."""
+    slowdown: float
+    """iteration_s / baseline_s."""
+    peak_slowdown: float
+    """The slowest level's slowdown (for one level: the slowest iteration's)."""
+    lost_s: float
+    """Wall seconds over healthy inside the episode, spikes left out."""
+    confidence: float
+    """Posterior probability of the onset being a change point."""
+    kind: EpisodeKind = "fail_slow"
+    culprits: tuple[Culprit, ...] = ()
+    levels: tuple[Level, ...] = ()
+    note: str = ""
+    first_index: int = 0
+    """Index of the first slow record in the series."""
+    last_index: int = 0
+    """Index of the last slow record in the series."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnalysis:
+    """What the detector found in one job. Fields are those of schema failslow.analysis/1."""
+
+    source: str
+    format: str
+    iterations: int
+    first_step: int
+    last_step: int
+    start_time: float | None
+    healthy_iteration_s: float
+    wall_s: float
+    lost_s: float
+    """Seconds lost to fail-slow episodes."""
+    jct_increase_pct: float
+    """100 · lost / (wall − lost): how much longer the job took than it would have."""
+    episodes: tuple[Episode, ...]
+    spikes: int
+    spike_lost_s: float
+    warnings: tuple[str, ...] = ()
+    spike_index: tuple[int, ...] = field(default=(), repr=False)
+    """Indices of the spike records in the series, for the picture."""
+
+    @property
+    def fail_slows(self) -> tuple[Episode, ...]:
+        """The episodes that are faults, workload changes left out."""
+        return tuple(e for e in self.episodes if e.kind == "fail_slow")
