@@ -5,7 +5,8 @@ FailslowError                  base: the message is one line for a user: what, w
 ├── InputError                 a file cannot be used as training telemetry
 │   ├── UnknownFormatError     no reader knows the file
 │   └── MissingDependencyError the format needs an optional library
-└── JournalError               a journal cannot be read or written
+├── JournalError               a journal cannot be read or written
+└── OutputError                a report cannot be written
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __all__ = [
     "InputError",
     "JournalError",
     "MissingDependencyError",
+    "OutputError",
     "UnknownFormatError",
 ]
 
@@ -42,3 +44,7 @@ class MissingDependencyError(InputError):
 
 class JournalError(FailslowError):
     """A journal cannot be read or written."""
+
+
+class OutputError(FailslowError):
+    """A report cannot be written."""
