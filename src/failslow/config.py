@@ -91,7 +91,9 @@ def load_config(
             values[name], origin[name] = environ[variable], f"${variable}"
     for name, value in (arguments or {}).items():
         if value is not None:
-            values[name], origin[name] = value, f"--{name.replace('_', '-')}"
+            # options leave the unit out: min_duration_s is --min-duration
+            flag = name.removesuffix("_s").replace("_", "-")
+            values[name], origin[name] = value, f"--{flag}"
     try:
         return cls(**values)
     except ValidationError as error:
