@@ -16,7 +16,9 @@ __all__ = [
     "FailslowError",
     "InputError",
     "JournalError",
+    "MessageTooLargeError",
     "MissingDependencyError",
+    "TransportError",
     "OutputError",
     "UnknownFormatError",
 ]
@@ -48,3 +50,11 @@ class JournalError(FailslowError):
 
 class OutputError(FailslowError):
     """A report cannot be written."""
+
+
+class TransportError(FailslowError):
+    """A message bus cannot be used as asked."""
+
+
+class MessageTooLargeError(TransportError):
+    """A message is over the size limit."""
