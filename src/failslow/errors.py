@@ -6,7 +6,9 @@ FailslowError                  base: the message is one line for a user: what, w
 │   ├── UnknownFormatError     no reader knows the file
 │   └── MissingDependencyError the format needs an optional library
 ├── JournalError               a journal cannot be read or written
-└── OutputError                a report cannot be written
+├── OutputError                a report cannot be written
+└── TransportError             a message bus cannot be used as asked
+    └── MessageTooLargeError   a message is over the size limit
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ __all__ = [
     "JournalError",
     "MessageTooLargeError",
     "MissingDependencyError",
-    "TransportError",
     "OutputError",
+    "TransportError",
     "UnknownFormatError",
 ]
 
