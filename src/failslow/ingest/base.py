@@ -1,83 +1,40 @@
-"""What every reader builds on: a source of clean lines, and a builder of one job's series.
+"""What every reader builds on: the reader's contract, and a builder of one job's series.
 
-In: a path, `-`, or bytes; plain or gzip. Out: a `StepSeries`. A reader is a module in
-`failslow.ingest.formats` with one `READER`; it says which lines are its own and turns them
-into `SeriesBuilder.add` calls. All mending (NaN, zero and negative times, duplicates,
-interleaved ranks, restarts, the clock) is done once, in `SeriesBuilder.finish`.
+In: a `Source` of lines. Out: a `StepSeries`. A reader is a module in `failslow.ingest.formats`
+with one `READER`; it says which lines are its own and turns them into `SeriesBuilder.add` calls.
+All mending (NaN, zero and negative times, duplicates, interleaved ranks, restarts, the clock) is
+done once, in `SeriesBuilder.finish`.
 
     builder.add(step=120, duration_s=0.571, clock_s=1745735250.9, work=524288)
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import re
-import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from failslow.errors import InputError
+from failslow.ingest.mend import Columns, mend
+from failslow.ingest.text import NAN, NUMBER, Source, parse_clock, split_prefix
 from failslow.records import Run, StepSeries
 
-__all__ = ["NAN", "Reader", "SeriesBuilder", "Source"]
+__all__ = [
+    "NAN",
+    "NUMBER",
+    "Reader",
+    "SeriesBuilder",
+    "Source",
+    "parse_clock",
+    "split_prefix",
+    "undo_cumulative",
+    "undo_running_mean",
+]
 
-NAN = float("nan")
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Source:
-    """One input, readable any number of times (stdin is kept in memory).
-
-    Raises InputError (one line: which file, what to do) when it cannot be opened.
-    """
-
-    def __init__(self, name: str, *, path: Path | None = None, data: bytes | None = None) -> None:
-        self.name = name
-        self.path = path
-        self._data = data
-
-    @classmethod
-    def from_path(cls, path: str | Path) -> Source:
-        """The file at `path`; `-` reads stdin to its end."""
-        if str(path) == "-":
-            return cls("<stdin>", data=sys.stdin.buffer.read())
-        return cls(str(path), path=Path(path))
-
-    def open(self) -> IO[bytes]:
-        """Raw bytes, gunzipped when they begin with the gzip magic."""
-        try:
-            if self.path is None:
-                raw: IO[bytes] = io.BytesIO(self._data or b"")
-            else:
-                raw = self.path.open("rb")
-            magic = raw.read(2)
-            raw.seek(0)
-        except OSError as error:
-            raise InputError(
-                f"{self.name}: cannot be read: {error.strerror or error}; check the path"
-            ) from None
-        return gzip.GzipFile(fileobj=raw) if magic == b"\x1f\x8b" else raw
-
-    def lines(self) -> Iterator[str]:
-        """Text lines without line end, ANSI colours or carriage returns; bad UTF-8 replaced.
-
-        A progress bar that rewrites its line with carriage returns gives one line a rewrite.
-        A gzip file cut short gives what could be read.
-        """
-        with self.open() as raw:
-            # newline=None: \n, \r\n and a bare \r all end a line
-            text = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline=None)
-            try:
-                for line in text:
-                    yield _ANSI.sub("", line[:-1]) if "\x1b" in line else line.rstrip("\n")
-            except (EOFError, gzip.BadGzipFile, OSError):
-                return
+_STEP_LIMIT = 2**62
 
 
 class Reader(Protocol):
@@ -132,6 +89,9 @@ class SeriesBuilder:
         work, data_s: tokens or samples, and data-loading seconds, per iteration.
         writer: which rank printed the line, where the log interleaves several.
         """
+        if not (-_STEP_LIMIT < step < _STEP_LIMIT and iterations < _STEP_LIMIT):
+            self.warn("a record with an impossible step number was dropped")
+            return
         self._step.append(step)
         self._duration.append(duration_s)
         self._iterations.append(iterations)
@@ -154,9 +114,68 @@ class SeriesBuilder:
 
     def finish(self) -> StepSeries:
         """The mended series. Raises InputError when no usable record is left."""
-        raise NotImplementedError
+        if not len(self):
+            raise InputError(
+                f"{self._source}: no timing record of format {self._format} in it; check that it "
+                f"is the training log, or name another --format"
+            )
+        columns = Columns(
+            step=np.frombuffer(self._step, np.int64),
+            duration_s=np.frombuffer(self._duration, np.float64),
+            iterations=np.frombuffer(self._iterations, np.int64),
+            clock_s=np.frombuffer(self._clock, np.float64),
+            work=np.frombuffer(self._work, np.float64),
+            data_s=np.frombuffer(self._data, np.float64),
+            run=np.frombuffer(self._run, np.int64),
+            writer=np.frombuffer(self._writer, np.int64),
+        )
+        told = [
+            message if count == 1 else f"{message} ({count:,} times)"
+            for message, count in self._warnings.items()
+        ]
+        return mend(
+            columns,
+            source=self._source,
+            format_name=self._format,
+            runs=self._runs,
+            writers=list(self._writers),
+            planned_ramp=self.planned_ramp,
+            warnings=told,
+        )
 
-    def extend(self, rows: Iterable[tuple[int, float]]) -> None:
-        """Many (step, duration_s) at once."""
-        for step, duration_s in rows:
-            self.add(step=step, duration_s=duration_s)
+
+def undo_running_mean(mean: NDArray[np.float64], count: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean over each interval, from means over everything so far.
+
+    mean[i] is over the first count[i] values. Where `count` does not grow the mean started
+    anew and is taken as it stands. Printed digits limit the result: an error e in `mean` becomes
+    about 2·e·count/(count step).
+    """
+    total = mean * count
+    grown = np.diff(count)
+    fresh = np.concatenate([[True], grown <= 0])
+    interval = np.concatenate([mean[:1], np.diff(total) / np.where(grown > 0, grown, 1)])
+    return np.where(fresh, mean, interval)
+
+
+def undo_cumulative(
+    step: NDArray[np.int64], elapsed_s: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(iterations, mean seconds per iteration) of each record, from time elapsed so far.
+
+    A timer set back counts from the step before it. The first record, and one whose step does
+    not grow, cover the usual step distance (a resumed job starts its timer at its first step),
+    or `step` iterations where those are fewer.
+    """
+    if len(step) == 0:
+        return np.zeros(0, np.int64), np.zeros(0)
+    grown = np.diff(step)
+    positive = grown[grown > 0]
+    usual = int(np.bincount(np.minimum(positive, 1_000_000)).argmax()) if len(positive) else 1
+    anew = np.concatenate([[True], grown <= 0])
+    iterations = np.concatenate([[usual], grown])
+    iterations = np.where(anew, np.minimum(usual, np.maximum(step, 1)), iterations)
+    elapsed_before = np.concatenate([[0.0], elapsed_s[:-1]])
+    set_back = anew | (elapsed_s < elapsed_before)
+    spent = elapsed_s - np.where(set_back, 0.0, elapsed_before)
+    return iterations.astype(np.int64), spent / iterations

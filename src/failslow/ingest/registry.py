@@ -1,0 +1,195 @@
+"""Which reader reads which file: detection from content, and the files behind paths and globs.
+
+In: paths, folders, globs, `-`. Out: `StepSeries`, or an InputError of one line:
+
+    notes.txt: no known training log in it; known formats: megatron, deepspeed, ...; for any
+    other table use --format csv --time-column NAME
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+from failslow.errors import InputError, UnknownFormatError
+from failslow.ingest.base import Reader, SeriesBuilder, Source
+from failslow.records import StepSeries
+
+__all__ = ["detect_format", "expand_paths", "read_log", "readers"]
+
+_FORMATS = (
+    "megatron",
+    "deepspeed",
+    "mllog",
+    "torchtitan",
+    "nanogpt",
+    "llmc",
+    "modded_nanogpt",
+    "hf_trainer",
+    "llamafactory",
+    "mmengine",
+    "detectron2",
+    "meters",
+    "mxnet",
+    "paddle",
+    "fairseq",
+    "lightning",
+    "tensorboard",
+    "table",
+    "journal",
+)
+_ENOUGH_LINES = 50
+"""Matching lines after which a format is certain."""
+_PATIENCE = 2_000
+"""Lines after the first match in which another format can still show itself."""
+
+
+@cache
+def readers() -> tuple[Reader, ...]:
+    """Every reader, in the order of the registry."""
+    found: list[Reader] = []
+    for name in _FORMATS:
+        if find_spec(f"failslow.ingest.formats.{name}") is None:
+            continue
+        module = import_module(f"failslow.ingest.formats.{name}")
+        found += getattr(module, "READERS", None) or (module.READER,)
+    return tuple(found)
+
+
+def detect_format(source: Source, candidates: Sequence[Reader] | None = None) -> Reader:
+    """The reader that knows this file: highest priority first, then most matching lines.
+
+    Reads until one format is certain, however late its first line comes. Raises
+    UnknownFormatError when no line is known, InputError when there is nothing to read.
+    """
+    candidates = readers() if candidates is None else candidates
+    head = source.head()
+    if not head.strip():
+        raise InputError(f"{source.name}: the file is empty; give the training log")
+    binary = b"\0" in head and head[:2] not in (b"\xff\xfe", b"\xfe\xff")
+    lines: Iterable[str] = source.lines()
+    if binary:  # a checkpoint may be huge: its head decides
+        lines = head.decode("utf-8", "replace").split("\n")
+    counts: Counter[str] = Counter()
+    lines = iter(lines)
+    for line in lines:
+        _count(line, candidates, counts)
+        if counts:
+            break
+    for line in islice(lines, _PATIENCE if counts else 0):
+        _count(line, candidates, counts)
+        if max(counts.values()) >= _ENOUGH_LINES:
+            break
+    if not counts:
+        raise UnknownFormatError(_unknown(source, binary))
+    return max(
+        (r for r in candidates if counts[r.name]), key=lambda r: (r.priority, counts[r.name])
+    )
+
+
+def _count(line: str, candidates: Sequence[Reader], counts: Counter[str]) -> None:
+    for reader in candidates:
+        if reader.matches(line):
+            counts[reader.name] += 1
+
+
+def _unknown(source: Source, binary: bool) -> str:
+    names = ", ".join(reader.name for reader in readers())
+    what = "a binary file, not a training log" if binary else "no known training log in it"
+    return (
+        f"{source.name}: {what}; known formats: {names}; "
+        f"for any other table use --format csv --time-column NAME"
+    )
+
+
+def reader_named(name: str) -> Reader:
+    """The reader `--format` names. Raises InputError listing the names."""
+    for reader in readers():
+        if reader.name == name:
+            return reader
+    names = ", ".join(reader.name for reader in readers())
+    raise InputError(f"--format {name}: no such format; known: {names}")
+
+
+def read_log(path: str | Path | Source, *, format: str | Reader | None = None) -> StepSeries:
+    """The job in this log. `format` (a name or a reader) None: detected from the content.
+
+    Raises InputError when the file cannot be read or holds no usable timing record,
+    UnknownFormatError when no reader knows it.
+    """
+    source = path if isinstance(path, Source) else Source.from_path(path)
+    if format is None:
+        reader = detect_format(source)
+    else:
+        reader = reader_named(format) if isinstance(format, str) else format
+    builder = SeriesBuilder(source.name, reader.name)
+    reader.read(source, builder)
+    if source.complaint:
+        builder.warn(source.complaint)
+    return builder.finish()
+
+
+def expand_paths(
+    paths: Iterable[str | Path],
+    *,
+    format: str | Reader | None = None,
+    on_skip: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """The logs behind files, folders (recursively), globs and `-`, each once, in a stable order.
+
+    A file given by name is taken as it is. In a folder, and among the files a glob gives, a file
+    no reader (or not the one of `format`) knows is left out and `on_skip` is told why. Raises
+    InputError for a path that does not exist and a folder or glob without a usable file.
+    """
+    candidates = None
+    if format is not None:
+        candidates = [reader_named(format) if isinstance(format, str) else format]
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        if str(given) == "-" or path.is_file():
+            found[path] = None
+            continue
+        if path.is_dir():
+            inside = _files_below(path)
+        elif glob.has_magic(str(given)):
+            matched = [Path(name) for name in sorted(glob.glob(str(given), recursive=True))]
+            inside = [f for p in matched for f in (_files_below(p) if p.is_dir() else [p])]
+        elif path.exists():  # a pipe or device, as in <(zcat …)
+            found[path] = None
+            continue
+        else:
+            raise InputError(f"{given}: no such file or folder; check the path")
+        usable = [file for file in inside if _known(file, candidates, on_skip)]
+        if not usable:
+            raise InputError(
+                f"{given}: no training log among its {len(inside):,} files; "
+                f"give a file by name to see why"
+            )
+        found.update(dict.fromkeys(usable))
+    return list(found)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    hidden = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+    return [
+        p for p in hidden if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    ]
+
+
+def _known(
+    file: Path, candidates: Sequence[Reader] | None, on_skip: Callable[[str], None] | None
+) -> bool:
+    try:
+        detect_format(Source.from_path(file), candidates)
+    except InputError as error:
+        if on_skip is not None:
+            on_skip(f"skipped {error}")
+        return False
+    return True

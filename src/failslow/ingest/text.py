@@ -1,0 +1,168 @@
+"""Files as clean lines, and what many log lines share: rank prefixes, dates, numbers.
+
+In: a path, `-` or bytes; plain or gzip. Out: lines without line ends and colours, and the parts
+of a prefix such as
+
+    9: [default3]:[2026-06-26 14:26:18.413968] iteration       10/     300 | ...
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import sys
+import zlib
+from calendar import timegm
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, cast
+
+from failslow.errors import InputError
+
+__all__ = ["NAN", "NUMBER", "Source", "parse_clock", "split_prefix"]
+
+NAN = float("nan")
+NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf)"
+"""Regex text of a number as logs print it; `float` takes whatever it matches."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_HEAD_BYTES = 65_536
+_PREFIX = re.compile(
+    r"\s*(?:"
+    r"(?P<srun>\d+):\s+"  # srun --label
+    r"|\[(?:default|rank|\d+,)(?P<local>\d+)\](?:<\w+>)?:\s?"  # torchrun --tee, PyTorch, mpirun
+    r"|\((?P<ray>[\w.]+ pid=\d+(?:, ip=[\d.]+)?)\)\s"  # Ray
+    r"|(?P<host>[A-Za-z][\w.-]*):\s+(?=\[)"  # pdsh, the DeepSpeed launcher
+    r")"
+)
+
+
+class Source:
+    """One input, readable any number of times (stdin is kept in memory).
+
+    Raises InputError (one line: which file, what to do) when it cannot be opened.
+    """
+
+    def __init__(self, name: str, *, path: Path | None = None, data: bytes | None = None) -> None:
+        self.name = name
+        self.path = path
+        self.complaint = ""
+        """Why reading stopped before the end ("the gzip stream is cut short"), or ""."""
+        self._data = data
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Source:
+        """The file at `path`; stdin (`-`) and other pipes are read to their end."""
+        if str(path) == "-":
+            return cls("<stdin>", data=sys.stdin.buffer.read())
+        path = Path(path)
+        if path.is_fifo():
+            return cls(str(path), data=path.read_bytes())
+        return cls(str(path), path=path)
+
+    def open(self) -> IO[bytes]:
+        """Raw bytes, gunzipped when they begin with the gzip magic."""
+        try:
+            if self.path is None:
+                raw: IO[bytes] = io.BytesIO(self._data or b"")
+            else:
+                raw = self.path.open("rb")
+            magic = raw.read(2)
+            raw.seek(0)
+        except OSError as error:
+            raise InputError(
+                f"{self.name}: cannot be read: {error.strerror or error}; check the path"
+            ) from None
+        if magic == b"\x1f\x8b":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+        return raw
+
+    def head(self) -> bytes:
+        """The first 64 KiB (gunzipped), or as much of them as can be read."""
+        with self.open() as raw:
+            try:
+                return raw.read(_HEAD_BYTES)
+            except (EOFError, OSError, zlib.error):
+                return b""
+
+    def lines(self) -> Iterator[str]:
+        """Text lines without line end, ANSI colours or carriage returns; bad UTF-8 replaced.
+
+        A progress bar that rewrites its line with carriage returns gives one line a rewrite.
+        A gzip file cut short gives what could be read, and leaves a `complaint`.
+        """
+        mark = self.head()[:2]
+        encoding = "utf-16" if mark in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+        with self.open() as raw:
+            # newline=None: \n, \r\n and a bare \r all end a line
+            text = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None)
+            try:
+                first = text.readline()
+                if first:
+                    yield _ANSI.sub("", first).lstrip("\ufeff").rstrip("\n")
+                for line in text:
+                    yield (_ANSI.sub("", line) if "\x1b" in line else line).rstrip("\n")
+            except (EOFError, OSError, zlib.error) as error:
+                self.complaint = f"reading stopped before the end: {error}"
+
+
+def split_prefix(line: str) -> tuple[str, str]:
+    """(writer, rest) of a line: which process printed it ("" when not said), and what.
+
+    Knows the labels of srun, torchrun, PyTorch, mpirun, Ray and pdsh, nested too:
+
+        split_prefix(" 9: [default3]:step 1") == ("9/3", "step 1")
+    """
+    parts: list[str] = []
+    end = 0
+    while (match := _PREFIX.match(line, end)) is not None:
+        parts.append(match[match.lastgroup or 0])
+        end = match.end()
+    return "/".join(parts), line[end:]
+
+
+def parse_clock(text: str) -> float:
+    """Epoch seconds of `2023-04-18 01:46:59,171` and its ISO relatives; NaN when it is none.
+
+    Logs print local time and rarely the zone, so a time without one counts as UTC.
+    """
+    try:
+        whole = (
+            _midnight(text[:10])
+            + 3600 * int(text[11:13])
+            + 60 * int(text[14:16])
+            + int(text[17:19])
+        )
+        if len(text) > 19 and text[19] in ".,":
+            digits = len(text) - 20
+            if text[20:].isdigit():
+                return float(whole + int(text[20:]) / 10**digits)
+            return _slow_clock(text)
+        return float(whole) if len(text) == 19 else _slow_clock(text)
+    except ValueError:
+        return NAN
+
+
+@lru_cache(maxsize=4096)
+def _midnight(date: str) -> int:
+    year, month, day = int(date[:4]), int(date[5:7]), int(date[8:])
+    if not (date[4] == date[7] and 1 <= month <= 12 and 1 <= day <= 31):
+        raise ValueError(date)
+    return timegm((year, month, day, 0, 0, 0))
+
+
+_ZONED = re.compile(r"(?P<base>.{19})(?:[.,](?P<part>\d+))?\s*(?:Z|(?P<sign>[-+])(\d\d):?(\d\d))$")
+
+
+def _slow_clock(text: str) -> float:
+    """A time with a zone behind it."""
+    match = _ZONED.match(text.strip())
+    if match is None:
+        raise ValueError(text)
+    base = parse_clock(match["base"]) + float(f"0.{match['part'] or 0}")
+    if match["sign"]:
+        offset = 3600 * int(match[4]) + 60 * int(match[5])
+        base -= offset if match["sign"] == "+" else -offset
+    return base
