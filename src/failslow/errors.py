@@ -1,6 +1,7 @@
 """Every exception failslow raises on purpose.
 
 FailslowError                  base: the message is one line for a user: what, where, what to do
+├── CaptureError               a ring of collectives cannot be made or read
 ├── ConfigError                a setting is out of range (value, limit, remedy)
 ├── InputError                 a file cannot be used as training telemetry
 │   ├── UnknownFormatError     no reader knows the file
@@ -14,6 +15,7 @@ FailslowError                  base: the message is one line for a user: what, w
 from __future__ import annotations
 
 __all__ = [
+    "CaptureError",
     "ConfigError",
     "FailslowError",
     "InputError",
@@ -28,6 +30,10 @@ __all__ = [
 
 class FailslowError(Exception):
     """Base of all deliberate errors; the CLI prints it as one line and exits with 1."""
+
+
+class CaptureError(FailslowError):
+    """A ring of collectives cannot be made or read."""
 
 
 class ConfigError(FailslowError):
