@@ -1,0 +1,139 @@
+"""Scores as tables on a terminal and as JSON.
+
+In: the scores of each detector. Out: one table by kind, one by noise, and the totals that the
+goals are stated for; or one JSON object (schema `failslow.benchmark.detection/1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.detection.model import KINDS
+from benchmarks.detection.score import JobScore, Rate, Tally, tally
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["show", "show_failures", "to_json"]
+
+Scores = Mapping[str, Sequence[JobScore]]
+
+
+def to_json(scores: Scores, taken_s: Mapping[str, float], seed: int) -> dict[str, object]:
+    """Totals, by kind and by noise, of each detector, and its failures."""
+    return {
+        "schema": "failslow.benchmark.detection/1",
+        "seed": seed,
+        "detectors": {
+            name: {
+                "seconds": taken_s.get(name, 0.0),
+                "total": tally(of).to_json(),
+                "kinds": {k: tally(v).to_json() for k, v in _by(of, lambda s: s.kind).items()},
+                "noise": {k: tally(v).to_json() for k, v in _by(of, lambda s: s.noise).items()},
+                "failures": [
+                    {"job": s.index, "outcome": s.outcome, "what": s.description}
+                    for s in of
+                    if s.outcome in ("false_alarm", "missed")
+                ],
+            }
+            for name, of in scores.items()
+        },
+    }
+
+
+def show(console: Console, scores: Scores, taken_s: Mapping[str, float]) -> None:
+    """Print the tables."""
+    any_scores = next(iter(scores.values()))
+    kinds = [k for k in KINDS if any(s.kind == k for s in any_scores)]
+    console.print(_grouped("kind", kinds, scores, lambda s: s.kind))
+    noises = sorted({s.noise for s in any_scores})
+    console.print(_grouped("noise", noises, scores, lambda s: s.noise))
+    console.print(_totals(scores, taken_s))
+
+
+def show_failures(console: Console, scores: Scores) -> None:
+    """Print each false alarm, miss, and job with a stray alarm, ready to be run again."""
+    for name, of in scores.items():
+        for s in of:
+            if s.outcome in ("false_alarm", "missed"):
+                console.print(f"{name} {s.outcome}: {s.description}", markup=False, soft_wrap=True)
+            elif s.strays:
+                console.print(f"{name} stray alarm: {s.description}", markup=False, soft_wrap=True)
+
+
+def _by(scores: Sequence[JobScore], key: Callable[[JobScore], str]) -> dict[str, list[JobScore]]:
+    groups: dict[str, list[JobScore]] = {}
+    for s in scores:
+        groups.setdefault(key(s), []).append(s)
+    return groups
+
+
+def _grouped(
+    title: str, rows: Sequence[str], scores: Scores, key: Callable[[JobScore], str]
+) -> Table:
+    table = Table(title=f"by {title}: false alarms of clean jobs, misses of slow jobs, onset error")
+    table.add_column(title)
+    table.add_column("jobs", justify="right")
+    groups = {name: _by(of, key) for name, of in scores.items()}
+    for name in scores:
+        for column in ("FP", "FN", "onset"):
+            table.add_column(f"{name}\n{column}", justify="right")
+    for row in rows:
+        cells = [row, str(len(next(iter(groups.values())).get(row, ())))]
+        for name in scores:
+            t = tally(groups[name].get(row, ()))
+            cells += [_fraction(t.fpr), _fraction(t.fnr), _number(t.onset_median)]
+        table.add_row(*cells)
+    return table
+
+
+def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
+    table = Table(title="totals (95 % Wilson intervals; errors in records)")
+    table.add_column("")
+    table.add_column("goal", justify="right")
+    tallies = {name: tally(of) for name, of in scores.items()}
+    for name in scores:
+        table.add_column(name, justify="right")
+    rows: list[tuple[str, str, Callable[[Tally], str]]] = [
+        ("jobs (unscored)", "", lambda t: f"{t.jobs} ({t.unscored})"),
+        ("FPR per job", "0", lambda t: _rate(t.fpr)),
+        ("FNR per job", "<= 0.2 %", lambda t: _rate(t.fnr)),
+        ("slow jobs with a stray alarm", "", lambda t: _rate(t.stray_jobs)),
+        ("precision per episode", "", lambda t: _rate(t.precision)),
+        ("recall per episode", "", lambda t: _rate(t.recall)),
+        ("onset error, median (p90)", "<= 2", lambda t: _pair(t.onset_median, t.onset_p90)),
+        ("relief error, median (p90)", "", lambda t: _pair(t.relief_median, t.relief_p90)),
+        ("slowdown error, median", "", lambda t: _percent(t.slowdown_error_median)),
+        ("overlap (IoU), median", "", lambda t: _percent(t.iou_median)),
+        ("alarms an episode", "", lambda t: _number(t.pieces_mean)),
+        ("iterations to suspicion, median", "", lambda t: _number(t.delay_median)),
+    ]
+    for label, goal, cell in rows:
+        table.add_row(label, goal, *(cell(t) for t in tallies.values()))
+    table.add_row("time taken", "", *(f"{taken_s.get(name, 0.0):.1f} s" for name in scores))
+    return table
+
+
+def _fraction(rate: Rate) -> str:
+    if rate.of == 0:
+        return "-"
+    colour = "green" if rate.hits == 0 else "red"
+    return f"[{colour}]{rate.hits}[/]/{rate.of}"
+
+
+def _rate(rate: Rate) -> str:
+    if rate.share is None:
+        return "-"
+    low, high = rate.interval
+    return f"{rate.share:.2%} ({rate.hits}/{rate.of}; {low:.1%}–{high:.1%})"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _pair(middle: float | None, high: float | None) -> str:
+    return f"{_number(middle)} ({_number(high)})"
