@@ -1,0 +1,378 @@
+"""The detector over a whole log, and what it cost.
+
+In: a `StepSeries`. Out: a `JobAnalysis`: episodes with their lost time, spikes, warnings.
+
+    analyze(series) -> JobAnalysis(iterations=4800, healthy_iteration_s=0.571, lost_s=312.0, ...)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from failslow.config import DetectConfig
+from failslow.detect.online import DetectEvent, Detector
+from failslow.records import Episode, JobAnalysis, Level, StepSeries
+
+__all__ = ["analyze"]
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+_WARMUP = math.log(1.5)
+_FEW = 20
+
+
+@dataclass(slots=True)
+class _Draft:
+    first: int
+    base_log_s: float
+    confidence: float
+    gradual: bool
+    levels: list[tuple[int, float]]
+    end: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def analyze(series: StepSeries, config: DetectConfig | None = None) -> JobAnalysis:
+    """Find the fail-slows of one job.
+
+    The episodes are those the online detector says, sample by sample; only lost time, spikes and
+    medians are worked out afterwards. Definitions: design §4 (`healthy_iteration_s`, `lost_s`,
+    `jct_increase_pct`).
+    """
+    config = config or DetectConfig()
+    events, correction = Detector(config).extend(series)
+    return _Summary(series, config, events, correction).analysis()
+
+
+class _Summary:
+    def __init__(
+        self,
+        series: StepSeries,
+        config: DetectConfig,
+        events: list[DetectEvent],
+        correction: Floats,
+    ) -> None:
+        self.series, self.config, self.events = series, config, events
+        self.slow = math.log(config.min_slowdown)
+        self.log_s = np.log(series.duration_s) - correction
+        self.correction = correction
+        self.warnings = list(series.warnings)
+        n = len(series)
+        self.begins_s = series.end_s - series.duration_s * series.iterations
+        drafts = self._drafts()
+        self.inside = np.zeros(n, dtype=np.bool_)
+        for draft in drafts:
+            self.inside[draft.first : draft.end] = True
+        self.base = self._base(drafts)
+        excess = self.log_s - self.base
+        self.drafts = drafts
+        self.warm = self._warm_up(excess)
+        self.spike = self._spikes(excess) & ~self.warm
+
+    def analysis(self) -> JobAnalysis:
+        series = self.series
+        if len(series) < _FEW:
+            self.warnings.append(
+                f"only {len(series)} timing records: too few to tell a fail-slow from chance "
+                f"({_FEW} at least)"
+            )
+        episodes = [self._episode(draft) for draft in self.drafts]
+        episodes += self._workload_changes()
+        episodes.sort(key=lambda e: e.first_index)
+        self._say_open_end()
+        healthy = ~(self.inside | self.spike | self.warm)
+        if not healthy.any():
+            healthy = ~self.inside
+        weights = series.iterations[healthy]
+        healthy_s = _weighted_median(series.duration_s[healthy], weights)
+        lost_s = sum(e.lost_s for e in episodes if e.kind == "fail_slow")
+        wall_s = float(series.end_s[-1])
+        own_s = np.exp(self.base + self.correction)
+        spike_lost_s = ((series.duration_s - own_s) * series.iterations)[self.spike].sum()
+        return JobAnalysis(
+            source=series.source,
+            format=series.format,
+            iterations=int(series.iterations.sum()),
+            first_step=int(series.step[0]),
+            last_step=int(series.step[-1]),
+            start_time=series.start_time,
+            healthy_iteration_s=healthy_s,
+            wall_s=wall_s,
+            lost_s=lost_s,
+            jct_increase_pct=100.0 * lost_s / (wall_s - lost_s) if wall_s > lost_s else 0.0,
+            episodes=tuple(episodes),
+            spikes=int(self.spike.sum()),
+            spike_lost_s=float(spike_lost_s),
+            warnings=tuple(self.warnings),
+            spike_index=tuple(int(i) for i in np.flatnonzero(self.spike)),
+        )
+
+    # -- events to episodes ------------------------------------------------------------------
+
+    def _drafts(self) -> list[_Draft]:
+        drafts: list[_Draft] = []
+        for event in self.events:
+            if event.kind == "onset":
+                last = drafts[-1] if drafts else None
+                if last and last.end is not None and self._close(last, event):
+                    last.end = None
+                    last.levels.append((event.first_index, event.slowdown))
+                    last.notes.append("flapping")
+                else:
+                    drafts.append(
+                        _Draft(
+                            first=event.first_index,
+                            base_log_s=event.base_log_s,
+                            confidence=event.confidence,
+                            gradual=event.gradual,
+                            levels=[(event.first_index, event.slowdown)],
+                        )
+                    )
+            elif event.kind == "level":
+                drafts[-1].levels.append((event.first_index, event.slowdown))
+            elif event.kind == "relief" and drafts:
+                drafts[-1].end = event.first_index
+            elif event.kind == "speedup":
+                self._warn_speedup(event)
+        return drafts
+
+    def _close(self, last: _Draft, event: DetectEvent) -> bool:
+        assert last.end is not None
+        if (self.series.run[last.end : event.first_index + 1] != self.series.run[last.first]).any():
+            return False
+        healthy_s = math.exp(last.base_log_s)
+        gap_s = max(self.config.merge_gap_s, self.config.min_iterations * healthy_s)
+        return bool(self.begins_s[event.first_index] - self.begins_s[last.end] <= gap_s)
+
+    def _warn_speedup(self, event: DetectEvent) -> None:
+        step = int(self.series.step[event.first_index])
+        if event.note:
+            self.warnings.append(f"from step {step} on x{event.slowdown:.2f}: {event.note}")
+        elif event.first_index > _FEW:
+            self.warnings.append(
+                f"iterations are x{1 / event.slowdown:.2f} faster from step {step} on: slow from "
+                "the start, or less work; a log alone cannot tell"
+            )
+
+    # -- each record's healthy time -------------------------------------------------------------
+
+    def _base(self, drafts: list[_Draft]) -> Floats:
+        """Log healthy time of each record at the reference work, shape (n,)."""
+        n = len(self.series)
+        base = np.full(n, np.nan)
+        cuts = sorted({0, n, *(e.first_index for e in self.events if e.kind in ("run", "speedup"))})
+        for begin, end in itertools.pairwise(cuts):
+            healthy = self.log_s[begin:end][~self.inside[begin:end]]
+            if len(healthy):
+                base[begin:end] = np.median(healthy)
+        for draft in drafts:
+            base[draft.first : draft.end] = draft.base_log_s
+        return base
+
+    def _warm_up(self, excess: Floats) -> Flags:
+        """The first records of a run as long as they are much slower than what follows."""
+        warm = np.zeros(len(excess), dtype=np.bool_)
+        starts = np.append(0, np.flatnonzero(np.diff(self.series.run)) + 1)
+        for start in starts:
+            piece = excess[start : start + _FEW] >= _WARMUP
+            piece &= ~self.inside[start : start + _FEW]
+            length = len(piece) if piece.all() else int(np.argmin(piece))
+            warm[start : start + length] = True
+        return warm
+
+    def _spikes(self, excess: Floats) -> Flags:
+        healthy = excess[~self.inside]
+        sigma = 1.4826 * float(np.median(np.abs(healthy))) if len(healthy) else 0.0
+        spike = (excess >= max(self.slow, 5.0 * sigma)) & ~self.inside
+        for draft in self.drafts:
+            piece = slice(draft.first, draft.end)
+            spike[piece] = _isolated_peaks(excess[piece])
+        return spike
+
+    # -- episodes ---------------------------------------------------------------------------------
+
+    def _episode(self, draft: _Draft) -> Episode:
+        series = self.series
+        end = len(series) if draft.end is None else draft.end
+        piece = slice(draft.first, end)
+        kept = ~self.spike[piece]
+        duration_s = series.duration_s[piece][kept]
+        iterations = series.iterations[piece][kept]
+        own_s = np.exp(self.base[piece] + self.correction[piece])[kept]
+        ratio = duration_s / own_s
+        start_s = float(self.begins_s[draft.first])
+        end_s = None if draft.end is None else float(self.begins_s[draft.end])
+        iteration_s = _weighted_median(duration_s, iterations)
+        baseline_s = _weighted_median(own_s, iterations)
+        planned = bool(series.planned_ramp) and draft.gradual
+        notes = list(dict.fromkeys(draft.notes))
+        if planned:
+            notes.append(series.planned_ramp)
+        elif draft.gradual:
+            notes.append("gradual or in bursts: no single change point")
+        stall = self._data_stall(draft.first, end)
+        if stall:
+            notes.append(stall)
+        if draft.first and series.run[draft.first] != series.run[draft.first - 1]:
+            notes.append("since the restart")
+        lost_s = float(((duration_s - own_s) * iterations).sum())
+        return Episode(
+            start_step=int(series.step[draft.first]),
+            end_step=None if draft.end is None else int(series.step[draft.end]),
+            start_s=start_s,
+            end_s=end_s,
+            duration_s=(float(series.end_s[-1]) if end_s is None else end_s) - start_s,
+            iteration_s=iteration_s,
+            baseline_s=baseline_s,
+            slowdown=float(_weighted_median(ratio, iterations)),
+            peak_slowdown=float(ratio.max()),
+            lost_s=0.0 if planned else max(0.0, lost_s),
+            confidence=min(1.0, draft.confidence),
+            kind="workload_change" if planned else "fail_slow",
+            levels=tuple(
+                Level(start_step=int(series.step[i]), slowdown=s) for i, s in draft.levels
+            ),
+            note="; ".join(notes),
+            first_index=draft.first,
+            last_index=end - 1,
+        )
+
+    def _data_stall(self, first: int, end: int) -> str:
+        """Whether waiting for data explains most of the slowness, in words."""
+        data_s = self.series.data_s
+        inside, before = data_s[first:end], data_s[max(0, first - 200) : first]
+        if np.isnan(inside).all() or np.isnan(before).all():
+            return ""
+        extra_s = float(np.nanmedian(inside) - np.nanmedian(before))
+        slow_s = float(
+            np.median(self.series.duration_s[first:end])
+            - np.median(self.series.duration_s[max(0, first - 200) : first])
+        )
+        if slow_s <= 0 or extra_s < 0.5 * slow_s:
+            return ""
+        return f"data stall: waiting for data explains {min(100.0, 100 * extra_s / slow_s):.0f} %"
+
+    def _say_open_end(self) -> None:
+        last = next(
+            (e for e in reversed(self.events) if e.kind in ("suspected", "cleared", "onset")), None
+        )
+        if last and last.kind == "suspected":
+            step = int(self.series.step[last.first_index])
+            self.warnings.append(
+                f"the last iterations, from step {step} on, are x{last.slowdown:.2f} slow; "
+                "the log ends before that can be called a fail-slow"
+            )
+
+    # -- changes of the work -----------------------------------------------------------------------
+
+    def _workload_changes(self) -> list[Episode]:
+        """Stretches slower because the work is more, or the configuration another."""
+        _series, n = self.series, len(self.series)
+        found: list[Episode] = []
+        runs = [e for e in self.events if e.kind == "run"]
+        cuts = [0, *(e.first_index for e in runs), n]
+        for k, event in enumerate(runs):
+            begin, end = event.first_index, cuts[k + 2]
+            before_s = self._healthy_s(cuts[k], begin)
+            if before_s:
+                found += self._change(begin, end, before_s, event.note or "new configuration")
+        for begin, end in itertools.pairwise(cuts):
+            found += self._work_growth(begin, end)
+        return found
+
+    def _work_growth(self, begin: int, end: int) -> list[Episode]:
+        grown = self.correction[begin:end]
+        if not len(grown) or np.ptp(grown) < self.slow:
+            return []
+        smooth = _running_median(grown)
+        start_level = float(np.median(smooth[: max(1, min(_FEW, len(smooth) // 4))]))
+        high = smooth - start_level >= self.slow
+        found: list[Episode] = []
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], high, [False])).astype(np.int8)))
+        for a, b in zip(edges[::2], edges[1::2], strict=True):
+            if b - a < 5:
+                continue
+            first = int(a)
+            while first > 0 and smooth[first - 1] - start_level > 0.02:
+                first -= 1
+            own_s = math.exp(float(np.median(self.base[begin:end])) + start_level)
+            found += self._change(
+                begin + first, begin + int(b), own_s, self._work_note(begin + first, begin + int(b))
+            )
+        return found
+
+    def _work_note(self, first: int, end: int) -> str:
+        before = np.nanmedian(self.series.work[max(0, first - 20) : max(first, 1)])
+        after = np.nanmedian(self.series.work[first:end])
+        return f"work per iteration {before:g} -> {after:g}"
+
+    def _healthy_s(self, begin: int, end: int) -> float:
+        keep = ~(self.inside | self.spike | self.warm)[begin:end]
+        if not keep.any():
+            return 0.0
+        return _weighted_median(
+            self.series.duration_s[begin:end][keep], self.series.iterations[begin:end][keep]
+        )
+
+    def _change(self, begin: int, end: int, before_s: float, note: str) -> list[Episode]:
+        series = self.series
+        after_s = self._healthy_s(begin, end)
+        if not after_s or after_s < before_s * self.config.min_slowdown:
+            return []
+        last = end == len(series)
+        start_s = float(self.begins_s[begin])
+        end_s = float(series.end_s[-1]) if last else float(self.begins_s[end])
+        slowdown = after_s / before_s
+        return [
+            Episode(
+                start_step=int(series.step[begin]),
+                end_step=None if last else int(series.step[end]),
+                start_s=start_s,
+                end_s=None if last else end_s,
+                duration_s=end_s - start_s,
+                iteration_s=after_s,
+                baseline_s=before_s,
+                slowdown=slowdown,
+                peak_slowdown=slowdown,
+                lost_s=0.0,
+                confidence=1.0,
+                kind="workload_change",
+                levels=(Level(start_step=int(series.step[begin]), slowdown=slowdown),),
+                note=note,
+                first_index=begin,
+                last_index=end - 1,
+            )
+        ]
+
+
+def _isolated_peaks(excess: Floats) -> Flags:
+    """Records of an episode twice as slow as its neighbourhood, at most three in a row."""
+    out = np.zeros(len(excess), dtype=np.bool_)
+    if len(excess) < 9:
+        return out
+    high = excess - _running_median(excess, 9) >= math.log(2.0)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], high, [False])).astype(np.int8)))
+    for a, b in zip(edges[::2], edges[1::2], strict=True):
+        if b - a <= 3:
+            out[a:b] = True
+    return out
+
+
+def _running_median(values: Floats, width: int = 5) -> Floats:
+    if len(values) < width:
+        return np.full(len(values), float(np.median(values)))
+    padded = np.pad(values, width // 2, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    return np.asarray(np.median(windows, axis=1), dtype=np.float64)
+
+
+def _weighted_median(values: Floats, weights: NDArray[np.int64]) -> float:
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weights[order])
+    return float(values[order[int(np.searchsorted(total, total[-1] / 2.0))]])

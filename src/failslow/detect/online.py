@@ -1,0 +1,511 @@
+"""The detector: one timing record at a time, or a whole series, the same result either way.
+
+In: `StepSample`s, or a `StepSeries`. Out: `DetectEvent`s:
+
+    DetectEvent(kind="suspected", index=1204, first_index=1200, slowdown=1.41, ...)
+    DetectEvent(kind="onset",     index=1212, first_index=1200, slowdown=1.40, confidence=0.999)
+    DetectEvent(kind="level",     index=1390, first_index=1380, slowdown=1.83, ...)
+    DetectEvent(kind="relief",    index=1540, first_index=1528, slowdown=1.00, ...)
+
+Method (arXiv 2410.12588 §4.2, BOCD with verification, and what real logs taught). Everything
+happens on the excess: log time, minus what the work explains, minus the log of the healthy level.
+A stretch is slow when its median excess is at least log(min_slowdown) *and* that is far outside
+what the job's own noise, with its correlation, can do. "The median of the last L is slow" is
+asked for many L at once (`windows.py`), so steps, bursts and slow drift fall under one rule. BOCD
+then gives the posterior of a change point at the onset; a stretch without one is a drift and must
+be seen over more records.
+
+The healthy level is a running median. It cannot creep up on slow drift, which is measured against
+the reference: the level that the regime began with, lowered by lasting speed-ups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from failslow.config import DetectConfig
+from failslow.detect.change import onset_posterior
+from failslow.detect.history import History
+from failslow.detect.level import HealthyLevel
+from failslow.detect.windows import (
+    WINDOWS,
+    Noise,
+    locate_fall,
+    locate_rise,
+    majority_ends,
+    standard_error,
+)
+from failslow.detect.work import WorkModel
+from failslow.records import Run, StepSample, StepSeries
+
+__all__ = ["DetectEvent", "Detector"]
+
+Floats = NDArray[np.float64]
+EventKind = Literal["suspected", "cleared", "onset", "level", "relief", "speedup", "run"]
+
+_FIRST_LEVEL = 10  # records before there is a healthy level to compare with
+_GRID = 64  # in the steady state, level and noise are renewed every 64 records
+_EARLY_GRID = (_FIRST_LEVEL, 12, 16, 20, 24, 32, 40, 48, 56)
+_BACK = 4096  # an onset is looked for at most so many records back
+_MIN_SLOW = 5  # fewer slow records are spikes
+_SPIKE_CAP = math.log(3.0)  # one record is evidence for at most three healthy ones
+_CERTAIN = 5.0  # sigmas: not once by chance in a year of iterations
+_MARGIN = 2.5  # sigmas above 8 %, so that a slowdown of 8 % is not called one of 10 %
+_WORTH = math.log(1.08)
+_SUSPECT = 4.0  # sigmas
+_DRIFT_RECORDS = 32
+_WARMUP = math.log(1.5)
+_WARMUP_RECORDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectEvent:
+    """Something the detector says. Indices count records from 0 in the order they came."""
+
+    kind: EventKind
+    index: int
+    """The record at which it was said."""
+    first_index: int
+    """The record at which it began."""
+    slowdown: float
+    """New level over healthy; for "speedup" new level over old."""
+    base_log_s: float
+    """Log of the healthy iteration time at the reference work."""
+    confidence: float = 0.0
+    gradual: bool = False
+    """No single change point: drift, or bursts."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The records since a supposed change, measured against a base level."""
+
+    first: int
+    """Index in the series."""
+    count: int
+    over: int
+    """Records at least min_slowdown over the base."""
+    median: float
+    error: float
+    """Standard error of `median`."""
+    wall_s: float
+    """Wall seconds, no record counted for more than three healthy ones."""
+
+
+class Detector:
+    """Online fail-slow detection on one series of iteration times.
+
+    `update(sample)` takes one record, `extend(series)` many; both return the events they caused.
+    """
+
+    def __init__(self, config: DetectConfig | None = None) -> None:
+        self.config = config or DetectConfig()
+        self._slow = math.log(self.config.min_slowdown)
+        self._healthy = math.log(self.config.relief_slowdown)
+        self._history = History(_BACK)
+        self._count = 0
+        self._run = 0
+        self._events: list[DetectEvent] = []
+        self._begin_regime()
+
+    # -- input ---------------------------------------------------------------------------------
+
+    def update(self, sample: StepSample, run: Run | None = None) -> list[DetectEvent]:
+        """Take one record; `run` describes its run when it is the first of that run."""
+        if sample.run != self._run:
+            self._begin_run(sample.run, run or Run())
+        work = sample.work or 0.0
+        self._push(
+            np.array([math.log(sample.duration_s)]),
+            np.array([sample.duration_s * sample.iterations]),
+            np.array([math.log(work) if work > 0 else math.nan]),
+        )
+        return self._take_events()
+
+    def extend(self, series: StepSeries) -> tuple[list[DetectEvent], Floats]:
+        """Take a series; returns the events and each record's log correction for its work."""
+        n = len(series)
+        correction = np.zeros(n)
+        log_s = np.log(series.duration_s)
+        wall_s = series.duration_s * series.iterations
+        log_work = np.full(n, np.nan)
+        np.log(series.work, out=log_work, where=series.work > 0)
+        ends = np.append(np.flatnonzero(np.diff(series.run)) + 1, n)
+        at = 0
+        for stop in ends:
+            if at < n and series.run[at] != self._run:
+                self._begin_run(int(series.run[at]), series.runs[series.run[at]])
+            while at < stop:
+                piece = slice(at, min(int(stop), at + self._until_grid()))
+                correction[piece] = self._push(log_s[piece], wall_s[piece], log_work[piece])
+                at = piece.stop
+        return self._take_events(), correction
+
+    @property
+    def suspected(self) -> bool:
+        """Slow iterations are being watched, or an episode is on."""
+        return self._suspicion or self._episode
+
+    @property
+    def base_log_s(self) -> float | None:
+        """Log of the healthy iteration time at the reference work; None before there is one."""
+        if self._episode:
+            return self._base
+        return self._level.log_s if self._level else None
+
+    # -- regimes: stretches within which times compare -------------------------------------------
+
+    def _begin_regime(self) -> None:
+        self._work = WorkModel()
+        self._level: HealthyLevel | None = None
+        self._start = self._clean = self._fed = self._warm_from = self._count
+        """First record of the regime; first that windows may reach back to; first that the
+        healthy level has not taken in; first of the warm-up."""
+        self._warming = False
+        self._suspicion = self._episode = False
+        self._next_try = 0
+        self._base = self._slow_level = 0.0
+        self._level_from = 0
+        self._earlier: list[tuple[float, float]] = []
+
+    def _begin_run(self, run: int, described: Run) -> None:
+        self._run = run
+        if described.config_changed:
+            self._say("run", self._count, 0.0, note=described.note)
+            self._begin_regime()
+        elif self._level:
+            self._warming, self._warm_from = True, self._count
+
+    # -- one piece, never across a grid point ----------------------------------------------------
+
+    def _until_grid(self) -> int:
+        done = self._count - self._start
+        return next((p - done for p in _EARLY_GRID if done < p), _GRID - done % _GRID)
+
+    def _push(self, log_s: Floats, wall_s: Floats, log_work: Floats) -> Floats:
+        known = log_work[~np.isnan(log_work)]
+        if len(known) == 0 or self._work.is_reference(known):
+            correction = np.zeros(len(log_s))
+            self._take(log_s, wall_s)
+            return correction
+        # What the work explains depends on the state, and that may change with each record.
+        correction = np.empty(len(log_s))
+        for i in range(len(log_s)):
+            base = self.base_log_s
+            correction[i] = self._work.correct(
+                float(log_work[i]),
+                None if base is None else float(log_s[i]) - base,
+                learn=not self.suspected,
+            )
+            self._take(log_s[i : i + 1] - correction[i], wall_s[i : i + 1])
+        return correction
+
+    def _take(self, log_s: Floats, wall_s: Floats) -> None:
+        at = self._count
+        self._history.push(log_s, wall_s)
+        self._count += len(log_s)
+        while self._level and at < self._count:
+            at = self._scan_episode(at) if self._episode else self._scan_healthy(at)
+        done = self._count - self._start
+        if done in _EARLY_GRID or done % _GRID == 0:
+            self._renew_level()
+
+    def _renew_level(self) -> None:
+        """At a grid point: take the healthy records since the last one into level and noise."""
+        if self._episode:
+            recent = self._history.values(self._level_from, self._level_from + 256)
+            self._slow_level = float(np.median(recent)) - self._base
+        elif self._level is None:
+            values = self._history.values(self._start, self._count)
+            if len(values) >= _FIRST_LEVEL:
+                self._level = HealthyLevel(float(np.median(values)), self._slow)
+                slow = values - self._level.log_s >= _WARMUP
+                warm = int(np.argmin(slow)) if not slow.all() else 0
+                self._clean = self._fed = self._start + warm
+                self._renew_level()
+        elif not self._suspicion and self._fed < self._count:
+            self._level.take(
+                self._history.values(self._fed, self._count),
+                float(self._history.walls_s(self._fed, self._count).sum()),
+            )
+            self._fed = self._count
+
+    # -- healthy: look for an onset, a drift, a speed-up ------------------------------------------
+
+    def _scan_healthy(self, at: int) -> int:
+        """Look at records from `at` on; returns the first one not looked at."""
+        level = self._level
+        assert level is not None
+        if self._warming:
+            if (
+                at - self._warm_from < _WARMUP_RECORDS
+                and self._history.values(at, at + 1)[0] - level.log_s >= _WARMUP
+            ):
+                self._clean = self._fed = at + 1
+                return at + 1
+            self._warming = False
+            self._clean = self._fed = max(self._fed, self._warm_from, self._clean)
+        begin = max(self._clean, at - WINDOWS[-1] + 1)
+        excess = self._history.values(begin, self._count) - level.log_s
+        offset = at - begin
+        slow = majority_ends(excess >= self._slow, offset, WINDOWS)
+        crept = level.log_s - level.reference_log_s
+        if crept > 0.02:
+            slow |= majority_ends(excess + crept >= self._slow, offset, WINDOWS[3:])
+        fast = majority_ends(excess <= -self._slow, offset, WINDOWS[2:])
+        calm = majority_ends(excess < self._slow / 2, offset, WINDOWS[:1])
+        position = 0
+        while True:
+            watch = slow | fast | calm if self._suspicion else slow | fast
+            position += int(np.argmax(watch[position:]))
+            if position >= len(watch) or not watch[position]:
+                return self._count
+            now = at + position
+            if slow[position]:
+                if now >= self._next_try and self._try_onset(now):
+                    return now + 1
+            elif calm[position] and self._suspicion:
+                self._suspicion = False
+                self._say("cleared", now, 0.0)
+            if fast[position] and self._try_speedup(now):
+                return now + 1
+            position += 1
+            if position >= len(watch):
+                return self._count
+
+    def _try_onset(self, now: int) -> bool:
+        """Suspect or confirm a slow stretch that ends at record `now`."""
+        level = self._level
+        assert level is not None
+        longest = 0
+        bases = [level.log_s]
+        if level.log_s - level.reference_log_s > 0.02:
+            bases.append(level.reference_log_s)
+        for base in bases:
+            for stretch in self._rises(now, base, level.noise):
+                longest = max(longest, stretch.count)
+                if not self._suspicion and self._suspicious(stretch):
+                    self._suspicion = True
+                    self._say("suspected", stretch.first, stretch.median, now=now, base=base)
+                if self._confirm(stretch, now, base, level):
+                    return True
+        # A stretch of n records changes little with the next one: look again after n/8.
+        self._next_try = now + max(1, longest // 8)
+        return False
+
+    def _rises(self, now: int, base: float, noise: Noise) -> Iterator[_Stretch]:
+        """The slow stretches ending at `now` that the windows point at, each one once."""
+        begin = max(self._clean, now - _BACK + 1)
+        excess = self._history.values(begin, now + 1) - base
+        seen: set[int] = set()
+        for length in WINDOWS:
+            if length > len(excess):
+                return
+            height = float(np.median(excess[-length:]))
+            if height < self._slow:
+                continue
+            first = locate_rise(excess, height)
+            if first not in seen:
+                seen.add(first)
+                yield self._measure(begin + first, now, excess[first:], noise)
+
+    def _measure(self, first: int, now: int, excess: Floats, noise: Noise) -> _Stretch:
+        walls_s = self._history.walls_s(first, now + 1)
+        return _Stretch(
+            first=first,
+            count=len(excess),
+            over=int(np.count_nonzero(excess >= self._slow)),
+            median=float(np.median(excess)),
+            error=standard_error(noise, len(excess)),
+            wall_s=float((walls_s * np.exp(np.minimum(0.0, _SPIKE_CAP - excess))).sum()),
+        )
+
+    def _suspicious(self, stretch: _Stretch) -> bool:
+        return (
+            stretch.count >= self.config.suspect_iterations
+            and stretch.median >= self._slow
+            and stretch.median >= _SUSPECT * stretch.error
+        )
+
+    def _lasting(self, stretch: _Stretch, base: float) -> bool:
+        """Whether the stretch has lasted as long as a fail-slow (or its relief) must."""
+        need_s = max(self.config.min_duration_s, self.config.min_iterations * math.exp(base))
+        return stretch.count >= _MIN_SLOW and stretch.wall_s >= need_s
+
+    def _confirm(self, stretch: _Stretch, now: int, base: float, level: HealthyLevel) -> bool:
+        if not (
+            stretch.median >= self._slow
+            # where long iterations are common, a few of them close together are no news
+            and stretch.over >= _MIN_SLOW + math.ceil(40 * level.spike_share)
+            and self._lasting(stretch, base)
+            and stretch.median >= _CERTAIN * stretch.error
+            and stretch.median - _WORTH >= _MARGIN * stretch.error
+        ):
+            return False
+        before = max(self._clean, stretch.first - _GRID)
+        excess = self._history.values(before, now + 1) - base
+        posterior = onset_posterior(excess, stretch.first - before, level.noise)
+        gradual = posterior <= self.config.change_probability
+        if gradual and stretch.count < _DRIFT_RECORDS:
+            return False
+        if self._went_back(stretch, base):
+            return True
+        self._suspicion, self._episode = False, True
+        self._base, self._slow_level, self._level_from = base, stretch.median, stretch.first
+        self._say(
+            "onset",
+            stretch.first,
+            stretch.median,
+            now=now,
+            base=base,
+            confidence=posterior,
+            gradual=gradual,
+        )
+        return True
+
+    def _went_back(self, stretch: _Stretch, base: float) -> bool:
+        """Whether a speed-up merely ended: the level is that of an earlier, longer stretch."""
+        assert self._level is not None
+        for log_s, wall_s in self._earlier:
+            if abs(base + stretch.median - log_s) < self._healthy and wall_s > self._level.wall_s:
+                self._say(
+                    "speedup",
+                    stretch.first,
+                    stretch.median,
+                    note="back to the speed it had before its faster stretch",
+                )
+                self._settle(stretch, log_s)
+                return True
+        return False
+
+    def _settle(self, stretch: _Stretch, log_s: float) -> None:
+        """Make the stretch the new healthy level."""
+        assert self._level is not None
+        self._earlier.append((self._level.log_s, self._level.wall_s))
+        self._level = HealthyLevel(log_s, self._slow)
+        self._suspicion = False
+        self._clean = self._fed = stretch.first
+
+    def _try_speedup(self, now: int) -> bool:
+        level = self._level
+        assert level is not None
+        begin = max(self._clean, now - _BACK + 1)
+        excess = self._history.values(begin, now + 1) - level.log_s
+        for length in WINDOWS[2:]:
+            if length > len(excess):
+                return False
+            depth = float(np.median(excess[-length:]))
+            if depth > -self._slow:
+                continue
+            first = locate_fall(excess, 0.0, depth)
+            stretch = self._measure(begin + first, now, excess[first:], level.noise)
+            if (
+                stretch.median <= -self._slow
+                and -stretch.median >= _CERTAIN * stretch.error
+                and self._lasting(stretch, level.log_s + stretch.median)
+            ):
+                self._say("speedup", stretch.first, stretch.median, now=now)
+                self._settle(stretch, level.log_s + stretch.median)
+                return True
+        return False
+
+    # -- in an episode: look for relief and for other levels --------------------------------------
+
+    def _scan_episode(self, at: int) -> int:
+        begin = max(self._level_from, at - WINDOWS[-1] + 1)
+        excess = self._history.values(begin, self._count) - self._base
+        offset = at - begin
+        calm = majority_ends(excess < self._healthy, offset, WINDOWS)
+        other = majority_ends(np.abs(excess - self._slow_level) >= self._slow, offset, WINDOWS)
+        for position in np.flatnonzero(calm | other):
+            now = at + int(position)
+            if now < self._next_try:
+                continue
+            if calm[position] and self._try_relief(now):
+                return now + 1
+            if self._try_level(now):
+                return now + 1
+            self._next_try = now + max(1, (now - self._level_from) // 64)
+        return self._count
+
+    def _try_relief(self, now: int) -> bool:
+        assert self._level is not None
+        begin = max(self._level_from, now - _BACK + 1)
+        excess = self._history.values(begin, now + 1) - self._base
+        first = locate_fall(excess, max(self._slow_level, self._slow), 0.0)
+        stretch = self._measure(begin + first, now, excess[first:], self._level.noise)
+        if not (
+            stretch.median < self._healthy
+            and self._lasting(stretch, self._base)
+            and self._slow_level - stretch.median >= _SUSPECT * stretch.error
+        ):
+            return False
+        self._say("relief", stretch.first, stretch.median, now=now, base=self._base)
+        self._episode = False
+        self._clean = self._fed = stretch.first
+        self._next_try = now + 1
+        return True
+
+    def _try_level(self, now: int) -> bool:
+        assert self._level is not None
+        begin = max(self._level_from, now - _BACK + 1)
+        excess = self._history.values(begin, now + 1) - self._base
+        inside = excess - self._slow_level
+        # bursts are a level of their own kind: their spread counts as noise
+        spread = 1.4826 * float(np.median(np.abs(inside - np.median(inside))))
+        noise = Noise(max(spread, self._level.noise.sigma), self._level.noise.rho, len(inside))
+        recent = float(np.median(inside[-min(len(inside), 12) :]))
+        if abs(recent) < self._slow:
+            return False
+        first = locate_rise(inside, recent) if recent > 0 else locate_fall(inside, 0.0, recent)
+        stretch = self._measure(begin + first, now, excess[first:], noise)
+        change = stretch.median - self._slow_level
+        if not (
+            abs(change) >= max(self._slow, _CERTAIN * stretch.error)
+            and self._lasting(stretch, self._base)
+            and stretch.median >= self._healthy
+        ):
+            return False
+        self._slow_level, self._level_from = stretch.median, stretch.first
+        self._say("level", stretch.first, stretch.median, now=now, base=self._base)
+        return True
+
+    # -- output ------------------------------------------------------------------------------------
+
+    def _say(
+        self,
+        kind: EventKind,
+        first: int,
+        excess: float,
+        *,
+        now: int | None = None,
+        base: float | None = None,
+        confidence: float = 0.0,
+        gradual: bool = False,
+        note: str = "",
+    ) -> None:
+        if base is None:
+            base = self.base_log_s or 0.0
+        self._events.append(
+            DetectEvent(
+                kind=kind,
+                index=first if now is None else now,
+                first_index=first,
+                slowdown=math.exp(excess),
+                base_log_s=base,
+                confidence=confidence,
+                gradual=gradual,
+                note=note,
+            )
+        )
+
+    def _take_events(self) -> list[DetectEvent]:
+        events, self._events = self._events, []
+        return events
