@@ -15,9 +15,9 @@ from collections import Counter
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from failslow.errors import InputError
+from failslow.ingest.derive import amount_by_clock, undo_cumulative, undo_running_mean
 from failslow.ingest.mend import Columns, mend
 from failslow.ingest.text import NAN, NUMBER, Source, parse_clock, split_prefix
 from failslow.records import Run, StepSeries
@@ -26,8 +26,10 @@ __all__ = [
     "NAN",
     "NUMBER",
     "Reader",
+    "RunHeader",
     "SeriesBuilder",
     "Source",
+    "amount_by_clock",
     "parse_clock",
     "split_prefix",
     "undo_cumulative",
@@ -144,38 +146,39 @@ class SeriesBuilder:
         )
 
 
-def undo_running_mean(mean: NDArray[np.float64], count: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean over each interval, from means over everything so far.
+class RunHeader:
+    """Settings a log prints at each start of the program; a changed one starts a run.
 
-    mean[i] is over the first count[i] values. Where `count` does not grow the mean started
-    anew and is taken as it stands. Printed digits limit the result: an error e in `mean` becomes
-    about 2·e·count/(count step).
+    header.note("global_batch_size", "128")    # as header lines are met
+    header.open_run(builder)                   # before each record is added
     """
-    total = mean * count
-    grown = np.diff(count)
-    fresh = np.concatenate([[True], grown <= 0])
-    interval = np.concatenate([mean[:1], np.diff(total) / np.where(grown > 0, grown, 1)])
-    return np.where(fresh, mean, interval)
 
+    def __init__(self) -> None:
+        self._settings: dict[str, str] = {}
+        self._seen: dict[str, str] = {}
 
-def undo_cumulative(
-    step: NDArray[np.int64], elapsed_s: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(iterations, mean seconds per iteration) of each record, from time elapsed so far.
+    def note(self, name: str, value: str) -> None:
+        """The header says `name` is `value`."""
+        self._seen[name] = value
 
-    A timer set back counts from the step before it. The first record, and one whose step does
-    not grow, cover the usual step distance (a resumed job starts its timer at its first step),
-    or `step` iterations where those are fewer.
-    """
-    if len(step) == 0:
-        return np.zeros(0, np.int64), np.zeros(0)
-    grown = np.diff(step)
-    positive = grown[grown > 0]
-    usual = int(np.bincount(np.minimum(positive, 1_000_000)).argmax()) if len(positive) else 1
-    anew = np.concatenate([[True], grown <= 0])
-    iterations = np.concatenate([[usual], grown])
-    iterations = np.where(anew, np.minimum(usual, np.maximum(step, 1)), iterations)
-    elapsed_before = np.concatenate([[0.0], elapsed_s[:-1]])
-    set_back = anew | (elapsed_s < elapsed_before)
-    spent = elapsed_s - np.where(set_back, 0.0, elapsed_before)
-    return iterations.astype(np.int64), spent / iterations
+    def get(self, name: str) -> float:
+        """The latest value as a number; NaN when it is none or was not printed."""
+        try:
+            return float(self._seen.get(name) or self._settings[name])
+        except (KeyError, ValueError):
+            return NAN
+
+    def open_run(self, builder: SeriesBuilder) -> None:
+        """Start a run in `builder` if header lines came since the record before."""
+        if not self._seen:
+            return
+        changed = [
+            f"{name} {self._settings[name]} -> {value}"
+            for name, value in self._seen.items()
+            if self._settings.get(name, value) != value
+        ]
+        builder.new_run(
+            ", ".join(changed) or "the program started anew", config_changed=bool(changed)
+        )
+        self._settings.update(self._seen)
+        self._seen.clear()
