@@ -4,6 +4,7 @@ Ingest, capture and the simulator make `StepSample`s, or many at once as the col
 `StepSeries`; detect turns them into `Episode`s; an analysis of one job is a `JobAnalysis`.
 
     StepSample(step=120, duration_s=0.571, end_s=68.5, iterations=10, work=524288.0)
+    CALL_COLUMNS  the columns of a live call stream that capture fills and track reads
     Episode(start_step=13800, end_step=13842, start_s=..., slowdown=1.19, kind="fail_slow", ...)
 """
 
@@ -16,6 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "CALL_COLUMNS",
+    "KIND_CALL",
+    "KIND_OPTIMIZER_STEP",
+    "KIND_TRAINER_STEP",
+    "KIND_WAIT",
     "Culprit",
     "Episode",
     "EpisodeKind",
@@ -27,6 +33,37 @@ __all__ = [
 ]
 
 EpisodeKind = Literal["fail_slow", "workload_change"]
+
+KIND_CALL = 1
+"""`kind` of a row that is one collective (or send, or recv) a worker called."""
+KIND_WAIT = 2
+"""`kind` of a row for a wait on an earlier call: blocked from `start_ns` for `wait_ns`."""
+KIND_OPTIMIZER_STEP = 4
+"""`kind` of a row for a finished optimizer step; `size_bytes`: the optimizer's ordinal, or 0."""
+KIND_TRAINER_STEP = 5
+"""`kind` of a row for the trainer's own `step()`; `size_bytes`: the step index it gave, or -1."""
+
+CALL_COLUMNS = np.dtype(
+    [
+        ("kind", np.uint8),
+        ("op", np.uint8),
+        ("group", np.uint16),
+        ("group_size", np.uint32),
+        ("peer", np.int32),
+        ("size_bytes", np.int64),
+        ("start_ns", np.int64),
+        ("end_ns", np.int64),
+        ("wait_ns", np.int64),
+        ("call_ns", np.uint32),
+    ]
+)
+"""One row a call, in the order one rank made them; a structured array may hold more columns.
+
+op indexes a table of op names; group is the rank's own number for a process group; peer the
+root or the other side of a send, -1 none. Times are of one steady clock. end_ns: when the
+collective was complete, 0 unknown; call_ns: host time inside the call; wait_ns: time the caller
+was blocked in `wait` for it. Rows of kinds not named here may be among them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +84,12 @@ class StepSample:
     """Seconds per iteration spent waiting for data; None when unknown."""
     run: int = 0
     """Index into the runs of the series; grows by one at a restart or a new header."""
+    compute_s: float | None = None
+    """Live only: seconds per iteration in which the worker was in no collective; None unknown."""
+    calls: int | None = None
+    """Live only: collectives per iteration, foreign ones left out; None unknown."""
+    foreign_calls: int = 0
+    """Live only: calls in it that are not of the iteration (evaluation, checkpoint); 0 is usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
