@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 from benchmarks.detection import picture, tables
-from benchmarks.detection.baselines import sliding_window
+from benchmarks.detection.baselines import plain_bocd, sliding_window
 from benchmarks.detection.model import KINDS
 from benchmarks.detection.score import DetectedEpisode, Detector, JobScore, score_job
 from benchmarks.detection.suite import kind_of, make_job
@@ -43,7 +43,11 @@ def _failslow(series: StepSeries) -> list[DetectedEpisode]:
     ]
 
 
-DETECTORS: dict[str, Detector] = {"failslow": _failslow, "sliding": sliding_window}
+DETECTORS: dict[str, Detector] = {
+    "failslow": _failslow,
+    "sliding": sliding_window,
+    "bocd": plain_bocd,
+}
 
 
 def main(
