@@ -1,0 +1,122 @@
+"""What the commands write: results on stdout, errors and progress on stderr.
+
+In: text or rich renderables. Out: bytes on the streams; a reader that goes away (`| head`) is
+no error.
+
+    failslow: notes.txt: no known training log in it; known formats: megatron, ...
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["emit", "emit_view", "lenient_streams", "note", "progress", "report_error"]
+
+_PIPE_WIDTH = 100
+"""Columns where no terminal says how wide it is."""
+_PATIENCE_S = 1.0
+"""Work shorter than this shows no progress bar."""
+
+
+def lenient_streams() -> None:
+    """A terminal that knows no "×" gets a "?" instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def emit(text: str) -> None:
+    """Write to stdout; quietly stop when its reader has gone."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the interpreter flushes once more at exit, which must not fail
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def emit_view(view: RenderableType) -> None:
+    """Render for the terminal, or plainly for a pipe, without trailing blanks."""
+    from rich.console import Console
+
+    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(highlight=False, width=None if wide else _PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(view, crop=False, overflow="ignore")
+    emit("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def report_error(message: str) -> None:
+    """One line on stderr, whatever the message holds."""
+    _to_stderr(f"failslow: {' '.join(message.split())}")
+
+
+def note(message: str) -> None:
+    """Something worth knowing that is no result, on stderr."""
+    _to_stderr(message)
+
+
+def _to_stderr(line: str) -> None:
+    with suppress(BrokenPipeError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+@contextmanager
+def progress(total: int, *, enabled: bool) -> Iterator[Callable[[str], None]]:
+    """Yields `begin(name)`, to be called as each of `total` items begins.
+
+    A bar appears on stderr only if that is a terminal and the work takes over a second.
+    """
+    if not enabled or not sys.stderr.isatty():
+        yield _silent
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    bar = Progress(
+        SpinnerColumn(),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task("", total=total)
+    begun = 0
+
+    def begin(name: str) -> None:
+        nonlocal begun
+        bar.update(task, description=name, completed=begun)
+        begun += 1
+
+    timer = threading.Timer(_PATIENCE_S, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield begin
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()

@@ -1,0 +1,43 @@
+"""`--html FILE`: the page of a batch.
+
+In: a `Batch` with pictures. Out: the file; that it cannot be written is one more error of it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from failslow.cli.output import note
+from failslow.errors import OutputError
+
+if TYPE_CHECKING:
+    from failslow.cli.inputs import Batch
+    from failslow.report import Study
+
+__all__ = ["write_page"]
+
+
+def write_page(batch: Batch, file: Path, *, study: Study | None = None, quiet: bool) -> None:
+    """Write the page and say where; without a single job there is nothing to write."""
+    if not batch.pictures:
+        return
+    from failslow.report.html import write_html
+
+    one = len(batch.pictures) == 1
+    title = batch.analyses[0].source if one else "failslow study" if study else "failslow report"
+    try:
+        write_html(
+            file,
+            batch.pictures,
+            title=title,
+            study=study,
+            errors=batch.errors,
+            made_at=f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC",
+        )
+    except OutputError as error:
+        batch.errors.append((str(file), str(error)))
+        return
+    if not quiet:
+        note(f"wrote {file}")
