@@ -136,8 +136,12 @@ def _spikes(rng: np.random.Generator, setting: Setting, kind: Kind, features: li
         return extra
     rate = float(rng.uniform(0.01, 0.03)) if kind == "spikes" else log_uniform(rng, 5e-4, 0.01)
     count = int(rng.binomial(setting.records, rate))
-    for at in rng.integers(0, setting.iterations, count).tolist():
+    free = 0
+    for at in np.sort(rng.integers(0, setting.iterations, count)).tolist():
+        if at < free:  # two spikes in a row would be a slow stretch longer than a spike
+            continue
         extra[at : at + int(rng.integers(1, 4))] = log_uniform(rng, 1.5, 30.0) - 1
+        free = at + max(10, 6 * setting.interval)
     features.append(f"{count} spikes")
     return extra
 
@@ -148,10 +152,12 @@ def _checkpoints(rng: np.random.Generator, setting: Setting, features: list[str]
     if rng.random() < 0.6:
         return extra
     if setting.interval > 1 and rng.random() < 0.3:
-        period = setting.interval // int(rng.choice([1, 2, 5]))  # alike in every record
+        # Alike in every record, and small: a fault does not slow it, so it dilutes the slowdown.
+        period = setting.interval // int(rng.choice([1, 2, 5]))
+        worth = period * float(rng.uniform(0.005, 0.03))
     else:
         period = int(setting.interval * rng.integers(10, 201) + rng.integers(0, setting.interval))
-    worth = log_uniform(rng, 0.5, 19.0)
+        worth = log_uniform(rng, 0.5, 19.0)
     extra[period - 1 :: period] = worth * setting.iteration_s
     features.append(f"checkpoint every {period} it. of {worth:.1f} it.")
     return extra

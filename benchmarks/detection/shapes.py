@@ -281,7 +281,8 @@ def _workload_ramp(rng: np.random.Generator, setting: Setting) -> Plan:
     if not planned and rng.random() < 0.25:
         top = 1 / min(top, 4.0)
     ramp = np.clip((np.arange(n) - start) / max(1, stop - start), 0, 1)
-    steps = int(rng.integers(3, 11)) if rng.random() < 0.5 else 0
+    # Planned without a word of the work: no step above 5 %, or it could as well be a fault.
+    steps = int(rng.integers(5 if planned else 3, 11)) if rng.random() < 0.5 else 0
     if steps:
         ramp = np.floor(ramp * steps) / steps
     change = Plan(
