@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from failslow.errors import InputError
-from failslow.ingest.derive import amount_by_clock, undo_cumulative, undo_running_mean
+from failslow.ingest.derive import undo_cumulative, undo_running_mean
 from failslow.ingest.mend import Columns, mend
 from failslow.ingest.text import NAN, NUMBER, Source, parse_clock, split_prefix
 from failslow.records import Run, StepSeries
@@ -29,7 +29,6 @@ __all__ = [
     "RunHeader",
     "SeriesBuilder",
     "Source",
-    "amount_by_clock",
     "parse_clock",
     "split_prefix",
     "undo_cumulative",
@@ -146,6 +145,12 @@ class SeriesBuilder:
         )
 
 
+class _Runs(Protocol):
+    """What can start a run: a `SeriesBuilder`, and what collects records for one."""
+
+    def new_run(self, note: str, *, config_changed: bool = False) -> None: ...
+
+
 class RunHeader:
     """Settings a log prints at each start of the program; a changed one starts a run.
 
@@ -168,8 +173,8 @@ class RunHeader:
         except (KeyError, ValueError):
             return NAN
 
-    def open_run(self, builder: SeriesBuilder) -> None:
-        """Start a run in `builder` if header lines came since the record before."""
+    def open_run(self, records: _Runs) -> None:
+        """Start a run in the builder if header lines came since the record before."""
         if not self._seen:
             return
         changed = [
@@ -177,7 +182,7 @@ class RunHeader:
             for name, value in self._seen.items()
             if self._settings.get(name, value) != value
         ]
-        builder.new_run(
+        records.new_run(
             ", ".join(changed) or "the program started anew", config_changed=bool(changed)
         )
         self._settings.update(self._seen)

@@ -1,6 +1,6 @@
-"""Seconds per iteration where a log prints something else: totals, running means, rates.
+"""Seconds per iteration where a log prints totals or running means.
 
-In: columns of one writer's records. Out: durations, by differences and by the log's clock.
+In: columns of one writer's records. Out: durations, by differences.
 
     undo_cumulative([10, 20, 30], [4.0, 8.0, 12.5])   # 10 iterations each: 0.4, 0.4, 0.45 s
     undo_running_mean([0.20, 0.20, 0.23], [10, 20, 30])   # 0.20, 0.20, 0.29 s
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["amount_by_clock", "undo_cumulative", "undo_running_mean"]
+__all__ = ["undo_cumulative", "undo_running_mean"]
 
 
 def undo_running_mean(mean: NDArray[np.float64], count: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -51,17 +51,3 @@ def undo_cumulative(
     return np.maximum(iterations, 1), np.where(
         iterations > 0, spent / np.maximum(iterations, 1), np.nan
     )
-
-
-def amount_by_clock(
-    rate: NDArray[np.float64], step: NDArray[np.int64], clock_s: NDArray[np.float64]
-) -> float:
-    """Work per iteration, from a rate (work/s) and the log's clock; NaN when the clock is silent.
-
-    The median over the records of rate · clock difference / step difference.
-    """
-    grown, passed = np.diff(step), np.diff(clock_s)
-    usable = (grown > 0) & (passed > 0) & np.isfinite(rate[1:]) & (rate[1:] > 0)
-    if not usable.any():
-        return float("nan")
-    return float(np.median(rate[1:][usable] * passed[usable] / grown[usable]))

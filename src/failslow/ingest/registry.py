@@ -19,6 +19,7 @@ from pathlib import Path
 
 from failslow.errors import InputError, UnknownFormatError
 from failslow.ingest.base import Reader, SeriesBuilder, Source
+from failslow.ingest.formats.table import CsvReader, JsonLinesReader, TableColumns
 from failslow.records import StepSeries
 
 __all__ = ["detect_format", "expand_paths", "read_log", "readers"]
@@ -108,26 +109,48 @@ def _unknown(source: Source, binary: bool) -> str:
     )
 
 
-def reader_named(name: str) -> Reader:
-    """The reader `--format` names. Raises InputError listing the names."""
-    for reader in readers():
-        if reader.name == name:
-            return reader
-    names = ", ".join(reader.name for reader in readers())
-    raise InputError(f"--format {name}: no such format; known: {names}")
+def _candidates(format: str | None, columns: TableColumns | None) -> tuple[Reader, ...]:
+    """The readers that options leave open. Raises InputError when they leave none."""
+    if columns is not None:
+        tables: tuple[Reader, ...] = (CsvReader(columns), JsonLinesReader(columns))
+        found = tuple(reader for reader in tables if format in (None, reader.name))
+        if not found:
+            raise InputError(
+                f"--format {format}: named columns are for --format csv and jsonl; leave out one"
+            )
+        return found
+    if format is None:
+        return readers()
+    found = tuple(reader for reader in readers() if reader.name == format)
+    if not found:
+        names = ", ".join(reader.name for reader in readers())
+        raise InputError(f"--format {format}: no such format; known: {names}")
+    return found
 
 
-def read_log(path: str | Path | Source, *, format: str | Reader | None = None) -> StepSeries:
-    """The job in this log. `format` (a name or a reader) None: detected from the content.
+def read_log(
+    path: str | Path | Source,
+    *,
+    format: str | None = None,
+    columns: TableColumns | None = None,
+) -> StepSeries:
+    """The job in this log.
+
+    format: a reader's name; None: detected from the content. columns: which columns of a table
+    to use, for the formats csv and jsonl (told apart by content when `format` is None).
 
     Raises InputError when the file cannot be read or holds no usable timing record,
     UnknownFormatError when no reader knows it.
     """
     source = path if isinstance(path, Source) else Source.from_path(path)
-    if format is None:
-        reader = detect_format(source)
+    candidates = _candidates(format, columns)
+    if format is not None:
+        reader = candidates[0]
+    elif columns is not None:
+        head = source.head()
+        reader = candidates["{" in head.decode("utf-8", "replace").split("\n", 1)[0]]
     else:
-        reader = reader_named(format) if isinstance(format, str) else format
+        reader = detect_format(source)
     builder = SeriesBuilder(source.name, reader.name)
     reader.read(source, builder)
     if source.complaint:
@@ -138,7 +161,8 @@ def read_log(path: str | Path | Source, *, format: str | Reader | None = None) -
 def expand_paths(
     paths: Iterable[str | Path],
     *,
-    format: str | Reader | None = None,
+    format: str | None = None,
+    columns: TableColumns | None = None,
     on_skip: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """The logs behind files, folders (recursively), globs and `-`, each once, in a stable order.
@@ -147,9 +171,7 @@ def expand_paths(
     no reader (or not the one of `format`) knows is left out and `on_skip` is told why. Raises
     InputError for a path that does not exist and a folder or glob without a usable file.
     """
-    candidates = None
-    if format is not None:
-        candidates = [reader_named(format) if isinstance(format, str) else format]
+    candidates = _candidates(format, columns)
     found: dict[Path, None] = {}
     for given in paths:
         path = Path(given)
@@ -183,9 +205,7 @@ def _files_below(folder: Path) -> list[Path]:
     ]
 
 
-def _known(
-    file: Path, candidates: Sequence[Reader] | None, on_skip: Callable[[str], None] | None
-) -> bool:
+def _known(file: Path, candidates: Sequence[Reader], on_skip: Callable[[str], None] | None) -> bool:
     try:
         detect_format(Source.from_path(file), candidates)
     except InputError as error:

@@ -34,7 +34,7 @@ _PREFIX = re.compile(
     r"(?P<srun>\d+):\s+"  # srun --label
     r"|\[(?:default|rank|\d+,)(?P<local>\d+)\](?:<\w+>)?:\s?"  # torchrun --tee, PyTorch, mpirun
     r"|\((?P<ray>[\w.]+ pid=\d+(?:, ip=[\d.]+)?)\)\s"  # Ray
-    r"|(?P<host>[A-Za-z][\w.-]*):\s+(?=\[)"  # pdsh, the DeepSpeed launcher
+    r"|(?P<host>(?!Epoch:|Train:|Test:)[A-Za-z][\w.-]*):\s+(?=\[)"  # pdsh, DeepSpeed's launcher
     r")"
 )
 
