@@ -128,8 +128,9 @@ class EpochSteps:
             if index <= self._index:
                 grown = (epoch - self._epoch) * (per_epoch or self._longest)
             self._base[epoch] = self._base[self._epoch] + grown
-        elif epoch not in self._base:  # restarted from before the log began
-            self._base = {epoch: 0}
+        elif epoch < self._epoch:  # restarted, perhaps with epochs of another length
+            self._base = {epoch: self._base.get(epoch, 0)}
+            self._longest = 0
         self._epoch, self._index = epoch, index
         self._longest = max(self._longest, index)
         return self._base[epoch] + index

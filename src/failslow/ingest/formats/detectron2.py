@@ -46,7 +46,7 @@ class Detectron2Reader:
 
     name = "detectron2"
     summary = '{"data_time": 0.008, "iteration": 19, ..., "time": 0.254}'
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """A row of metrics.json, or a printed line with `iter` and `time`."""

@@ -31,7 +31,7 @@ class FairseqReader:
 
     name = "fairseq"
     summary = "epoch 001:    100 / 1000 loss=9.1, wps=23514.3, ups=2.86, wpb=8230, num_updates=100"
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """An update and its words per second."""

@@ -53,7 +53,7 @@ class HfTrainerReader:
 
     name = "hf_trainer"
     summary = "12%|█▏   | 120/1000 [02:03<15:01,  1.02s/it], or trainer_state.json"
-    priority = 0  # any program may draw a bar
+    priority = 5  # any program may draw a bar
 
     def matches(self, line: str) -> bool:
         """The key of the history, an entry, or a bar that counts iterations."""

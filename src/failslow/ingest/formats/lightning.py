@@ -45,7 +45,7 @@ class LightningReader:
 
     name = "lightning"
     summary = "Epoch 0:  1%| | 57/4900 [10:58<..., global_step=56.00, train_step_timing in s=11.30]"
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """A step's timing, the header of a CSV log that has one, or an epoch's bar."""

@@ -32,7 +32,7 @@ class LlamaFactoryReader:
 
     name = "llamafactory"
     summary = '{"current_steps": 20, "loss": 1.42, ..., "elapsed_time": "0:01:23", ...}'
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """A line with a step count and the elapsed time."""

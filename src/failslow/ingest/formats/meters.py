@@ -38,7 +38,7 @@ class MetersReader:
 
     name = "meters"
     summary = "Epoch: [3][  10/5005]  Time  0.345 ( 0.512)  Data  0.001 ( 0.050)"
-    priority = 5  # mmcv's text lines look much the same
+    priority = 30  # mmcv's text lines look much the same
 
     def matches(self, line: str) -> bool:
         """An epoch, a place in it and a time."""

@@ -37,7 +37,7 @@ class MmengineReader:
 
     name = "mmengine"
     summary = '{"mode": "train", "epoch": 1, "iter": 50, "data_time": 0.05, "time": 0.35}'
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """A training row with a time."""
@@ -80,6 +80,8 @@ def _is_training(row: dict[str, Any]) -> bool:
         return False
     if "mode" in row:
         return bool(row["mode"] == "train")
+    if "iteration" in row:  # detectron2
+        return False
     return "iter" in row or "lr" in row
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from math import isnan
 
-from failslow.ingest.base import NAN, NUMBER, SeriesBuilder, Source, split_prefix
-from failslow.ingest.progress import EpochSteps, clock_in, number
+from failslow.ingest.base import NAN, NUMBER, RunHeader, SeriesBuilder, Source, split_prefix
+from failslow.ingest.progress import EpochSteps, clock_in
 
 __all__ = ["READER", "MxnetReader"]
 
@@ -56,7 +56,7 @@ class MxnetReader:
 
     name = "mxnet"
     summary = "Epoch[0] Batch [49]  Speed: 1733.85 samples/sec"
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """An epoch, a batch and a speed."""
@@ -64,26 +64,19 @@ class MxnetReader:
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Without a batch size in the log the times are those of one sample."""
-        steps = EpochSteps()
-        used: dict[str, str] = {}
-        pending: dict[str, str] | None = None
+        steps, settings = EpochSteps(), RunHeader()
         for line in source.lines():
             writer, rest = split_prefix(line)
             if "Namespace(" in rest:
-                header = _HEADER.search(rest)
-                if header is not None:
-                    pending = dict(_SETTING.findall(header[1]))
+                for key, value in _settings(rest):
+                    settings.note(key, value)
                 continue
             match = _LINE.search(rest) if "samples/s" in rest else None
             if match is None:
                 continue
-            if pending is not None:  # of several headers in a row the last one ran
-                if len(builder):
-                    note = _changes(used, pending)
-                    builder.new_run(note or "a new header", config_changed=bool(note))
-                    steps = EpochSteps()
-                used, pending = pending, None
-            batch = _batch_size(used)
+            settings.open_run(builder)  # of several headers in a row the last one ran
+            gpus = settings.get("num_gpus")  # GluonCV multiplies the batch size by it
+            batch = settings.get("batch_size") * (gpus if gpus > 1 else 1)
             if isnan(batch):
                 builder.warn(
                     "no header names the batch size: times are seconds per sample, not per "
@@ -101,22 +94,11 @@ class MxnetReader:
             )
 
 
-def _batch_size(settings: dict[str, str]) -> float:
-    """Samples per iteration; GluonCV multiplies the batch size by the number of GPUs."""
-    gpus = number(settings.get("num_gpus", "1"))
-    return number(settings.get("batch_size")) * (gpus if gpus > 1 else 1)
+def _settings(line: str) -> list[tuple[str, str]]:
+    """What of a header decides the speed, in the order of `_DECIDES_SPEED`."""
+    header = _HEADER.search(line)
+    found = dict(_SETTING.findall(header[1])) if header else {}
+    return [(key, found[key].strip("'\"")) for key in _DECIDES_SPEED if key in found]
 
-
-def _changes(before: dict[str, str], after: dict[str, str]) -> str:
-    """What of the settings that decide the speed changed: `batch_size 64 -> 16`."""
-    return ", ".join(
-        f"{key} {before.get(key, 'unset').strip(_QUOTES)} -> "
-        f"{after.get(key, 'unset').strip(_QUOTES)}"
-        for key in _DECIDES_SPEED
-        if before.get(key) != after.get(key)
-    )
-
-
-_QUOTES = "'\""
 
 READER = MxnetReader()

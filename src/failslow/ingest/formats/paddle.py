@@ -42,7 +42,7 @@ class PaddleReader:
 
     name = "paddle"
     summary = "epoch: 1, iter: 15/400, ..., batch_cost: 1.1038, reader_cost: 0.21506, ips: 7.2474"
-    priority = 10
+    priority = 50
 
     def matches(self, line: str) -> bool:
         """A step and what it cost."""

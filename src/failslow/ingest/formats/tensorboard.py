@@ -54,7 +54,7 @@ class TensorboardReader:
 
     name = "tensorboard"
     summary = "events.out.tfevents.1700000000.host.123.0 (binary)"
-    priority = 20
+    priority = 60
 
     def matches(self, line: str) -> bool:
         """The version that the first record of an event file holds."""
