@@ -11,7 +11,8 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,14 +25,14 @@ from benchmarks.detection.suite import kind_of, make_job
 from rich.console import Console
 from rich.progress import Progress
 
+import failslow.detect
+from failslow.detect import analyze
 from failslow.records import StepSeries
 
-__all__ = ["DETECTORS", "main"]
+__all__ = ["DETECTORS", "main", "run"]
 
 
 def _failslow(series: StepSeries) -> list[DetectedEpisode]:
-    from failslow.detect import analyze
-
     return [
         DetectedEpisode(
             first_index=e.first_index,
@@ -40,6 +41,16 @@ def _failslow(series: StepSeries) -> list[DetectedEpisode]:
             kind=e.kind,
         )
         for e in analyze(series).episodes
+    ]
+
+
+def _failslow_with_suspicion(series: StepSeries) -> list[DetectedEpisode]:
+    """The same, and when each episode was first suspected; takes twice as long."""
+    events, _ = failslow.detect.Detector().extend(series)
+    said = [e.index for e in events if e.kind in ("suspected", "onset")]
+    return [
+        replace(d, suspected_index=next((i for i in said if d.first_index <= i), None))
+        for d in _failslow(series)
     ]
 
 
@@ -58,6 +69,7 @@ def main(
     kind: Annotated[str, typer.Option(help="Only jobs of this kind.")] = "",
     job: Annotated[int, typer.Option(help="Only this job.", min=-1)] = -1,
     plot: Annotated[Path | None, typer.Option(help="With --job: write its picture.")] = None,
+    suspicion: Annotated[bool, typer.Option(help="Also time failslow's suspicion.")] = False,
     show_failures: Annotated[bool, typer.Option(help="Print each job gone wrong.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -66,10 +78,13 @@ def main(
     _check_known(names, DETECTORS)
     _check_known([kind] if kind else [], KINDS)
     indices = [job] if job >= 0 else [i for i in range(jobs) if kind in ("", kind_of(i, seed))]
-    scores, taken_s = run(names, indices, seed)
+    detectors = {name: DETECTORS[name] for name in names}
+    if suspicion and "failslow" in detectors:
+        detectors["failslow"] = _failslow_with_suspicion
+    scores, taken_s = run(detectors, indices, seed)
     if plot is not None and job >= 0:
         subject = make_job(job, seed)
-        picture.write(subject, {n: DETECTORS[n](subject.series) for n in names}, plot)
+        picture.write(subject, {n: detect(subject.series) for n, detect in detectors.items()}, plot)
     if as_json:
         print(json.dumps(tables.to_json(scores, taken_s, seed)))
         return
@@ -92,18 +107,18 @@ def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def run(
-    names: list[str], indices: list[int], seed: int
+    detectors: Mapping[str, Detector], indices: Sequence[int], seed: int
 ) -> tuple[dict[str, list[JobScore]], dict[str, float]]:
     """Scores and seconds of each detector over the jobs `indices` of `seed`."""
-    scores: dict[str, list[JobScore]] = {name: [] for name in names}
+    scores: dict[str, list[JobScore]] = {name: [] for name in detectors}
     taken_s: dict[str, float] = defaultdict(float)
     console = Console(stderr=True)
     with Progress(console=console, disable=not sys.stderr.isatty()) as progress:
         for index in progress.track(indices, description="jobs"):
             subject = make_job(index, seed)
-            for name in names:
+            for name, detect in detectors.items():
                 begin = time.perf_counter()
-                found = DETECTORS[name](subject.series)
+                found = detect(subject.series)
                 taken_s[name] += time.perf_counter() - begin
                 scores[name].append(score_job(subject, found))
     return scores, dict(taken_s)

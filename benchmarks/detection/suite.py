@@ -9,8 +9,9 @@ however many are made, and kinds keep their shares in any stretch of indices.
 What is drawn: iteration times of 0.07–30 s (log-uniform); 200–5,000 records, one job in fifty
 20,000; records of 1, 10, 50 or 100 iterations; noise of 0.3–5 % (`Noise`); slowdowns of 1.05–4
 (log-uniform); warm-up of x2–x100; checkpoints every 10–200 records, or small ones in every record;
-spikes of 1–3 iterations of x1.5–x30, at least six records apart; every fifth record a fast one (0.82); logs with and without
-clock, pauses, known or fluctuating work, times rounded to 1 or 0.1 ms.
+spikes of 1–3 iterations of x1.5–x30, at least six records apart; every fifth record a fast one
+(0.82); logs with and without clock, pauses, known or fluctuating work, times rounded to 1 or
+0.1 ms.
 
 Which truth is scored. An episode's slowdown is the median of its records' true factors.
 
