@@ -15,8 +15,9 @@ constant hazard.
     >>> result.map_run_length.tolist()
     [1, 2, 3]
 
-`BocdStream` follows one long series in float64, `Bocd` thousands at once in float32. Conventions are the paper's: r = 0 means that
-the next sample starts a new run, and always has the posterior probability `hazard`.
+`BocdStream` follows one long series in float64, `Bocd` thousands at once in float32. Conventions
+are the paper's: r = 0 means that the next sample starts a new run, and always has the posterior
+probability `hazard`.
 
 **Bounded run length.** Hypotheses r = 0 … `max_run` are kept. The last one stands for "`max_run`
 samples or more": it takes in the weight of every older run, and predicts from the last `max_run`
