@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,7 @@ class _Rate:
     stated: float
     work: float
     step_size: float
+    writer: str
 
 
 class RateRecords:
@@ -44,7 +46,7 @@ class RateRecords:
 
     def __init__(self, builder: SeriesBuilder, unit: str, *, whole: bool) -> None:
         self._builder, self._unit, self._whole = builder, unit, whole
-        self._records: defaultdict[str, list[_Rate]] = defaultdict(list)
+        self._records: list[_Rate] = []
 
     def add(
         self,
@@ -62,7 +64,7 @@ class RateRecords:
         stated: what the rate counts in one iteration, as the header says. work: passed on; NaN:
         what the rate counts. step_size: how much `step` grows in an iteration.
         """
-        self._records[writer].append(_Rate(step, rate, clock_s, stated, work, step_size))
+        self._records.append(_Rate(step, rate, clock_s, stated, work, step_size, writer))
 
     def new_run(self, note: str, *, config_changed: bool = False) -> None:
         """The records before this belong to an earlier run."""
@@ -71,44 +73,51 @@ class RateRecords:
 
     def flush(self) -> None:
         """Hand all records so far to the builder."""
-        for writer, records in self._records.items():
-            self._flush(writer, records)
+        rows: dict[str, list[int]] = defaultdict(list)
+        for row, record in enumerate(self._records):
+            rows[record.writer].append(row)
+        converted: dict[int, tuple[float, int, float]] = {}
+        for own in rows.values():
+            converted.update(zip(own, self._convert([self._records[r] for r in own]), strict=True))
+        # in the order of the file, which tells ranks side by side from a restart elsewhere
+        for row, record in enumerate(self._records):
+            duration_s, iterations, work = converted[row]
+            self._builder.add(
+                step=record.step,
+                duration_s=duration_s,
+                iterations=iterations,
+                clock_s=record.clock_s,
+                work=work if math.isnan(record.work) else record.work,
+                writer=record.writer,
+            )
         self._records.clear()
 
-    def _flush(self, writer: str, records: list[_Rate]) -> None:
+    def _convert(self, records: list[_Rate]) -> Iterator[tuple[float, int, float]]:
+        """(seconds per iteration, iterations or 0, work) of each record of one writer."""
         step = np.array([record.step for record in records], np.int64)
         rate = np.array([record.rate for record in records])
         clock_s = np.array([record.clock_s for record in records])
-        size = records[0].step_size
+        size, stated = records[0].step_size, records[0].stated
         by_clock = work_by_clock(rate, step / size, clock_s)
-        stated = records[0].stated
         if not stated > 0 or not stated / _TRUST < by_clock < stated * _TRUST:
             stated = stated if math.isnan(by_clock) else by_clock
             if self._whole and stated >= 2:
                 stated = round(stated)
-        known = stated > 0
-        if not known:
+        if not stated > 0:
             self._builder.warn(
                 f"neither the work of an iteration nor a clock is in the log: times are seconds "
                 f"per {self._unit}"
             )
         with np.errstate(divide="ignore"):
-            duration_s = (stated if known else 1.0) / rate
-        if known and np.median(rate) < _COARSE and bool((rate == np.rint(rate)).all()):
+            duration_s = (stated if stated > 0 else 1.0) / rate
+        if stated > 0 and np.median(rate) < _COARSE and bool((rate == np.rint(rate)).all()):
             duration_s = self._by_differences(duration_s, step / size, clock_s)
         iterations = np.zeros(len(step), np.int64)
         if size != 1:
             iterations[1:] = np.rint(np.diff(step) / size).clip(min=0)
             iterations[0] = min(iterations[1] if len(step) > 1 else 1, max(1, step[0] / size))
-        for row, record in enumerate(records):
-            self._builder.add(
-                step=record.step,
-                duration_s=float(duration_s[row]),
-                iterations=int(iterations[row]),
-                clock_s=record.clock_s,
-                work=stated if math.isnan(record.work) else record.work,
-                writer=writer,
-            )
+        work = np.full(len(step), stated if stated > 0 else NAN)
+        return zip(duration_s.tolist(), iterations.tolist(), work.tolist(), strict=True)
 
     def _by_differences(
         self,

@@ -65,19 +65,19 @@ class Source:
     def open(self) -> IO[bytes]:
         """Raw bytes, gunzipped when they begin with the gzip magic."""
         try:
-            if self.path is None:
-                raw: IO[bytes] = io.BytesIO(self._data or b"")
-            else:
-                raw = self.path.open("rb")
+            raw: IO[bytes] = self.path.open("rb") if self.path else io.BytesIO(self._data or b"")
             magic = raw.read(2)
             raw.seek(0)
         except OSError as error:
             raise InputError(
                 f"{self.name}: cannot be read: {error.strerror or error}; check the path"
             ) from None
-        if magic == b"\x1f\x8b":
+        if magic != b"\x1f\x8b":
+            return raw
+        if self.path is None:
             return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
-        return raw
+        raw.close()
+        return cast(IO[bytes], gzip.open(self.path))
 
     def head(self) -> bytes:
         """The first 64 KiB (gunzipped), or as much of them as can be read."""

@@ -28,11 +28,11 @@ __all__ = ["READER", "DeepSpeedReader"]
 
 _RATE = re.compile(
     rf"(?:global_step=|\b)(\d+), RunningAvgSamplesPerSec={NUMBER}, "
-    rf"CurrSamplesPerSec=({NUMBER})(?:,|$)"
+    rf"CurrSamplesPerSec=({NUMBER}),"
 )
 _BREAKDOWN = re.compile(
     rf"time \(ms\) \| (?:fwd|forward): ({NUMBER}) \| (?:bwd|backward): ({NUMBER}) .*"
-    rf"\bstep: ({NUMBER})\s*(?:\||$)"
+    r"\bstep: (-?\d+\.\d\d|nan|inf)\b"  # always two digits: fewer are a line cut off
 )
 _STEP = re.compile(r"\bstep=(\d+), skipped=")
 _SETTING = re.compile(r"\b(train_batch_size|world_size) \.{3,} (\d+)\s*$")
@@ -85,12 +85,14 @@ def _read_breakdown(source: Source, builder: SeriesBuilder) -> None:
     builder.warn("times are forward + backward + optimizer step: data loading is not in them")
     step: dict[str, int] = {}
     named: dict[str, int] = {}
+    before: dict[str, str] = {}
     for line in source.lines():
         if "time (ms) |" in line:
             match = _BREAKDOWN.search(line)
-            if match is None:
-                continue
             writer = split_prefix(line)[0]
+            if match is None or line == before.get(writer):  # a copy has no step number to tell
+                continue
+            before[writer] = line
             # the step number, where it is printed, comes on a line before the times
             step[writer] = named.pop(writer, step.get(writer, 0) + 1)
             builder.add(

@@ -36,27 +36,30 @@ class ModdedNanoGptReader:
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Every training line; validation lines only where there are no others."""
-        training: dict[str, list[tuple[int, float]]] = {}
-        validation: dict[str, list[tuple[int, float]]] = {}
+        training: list[tuple[int, float, str]] = []
+        validation: list[tuple[int, float, str]] = []
         for line in source.lines():
             match = _STEP.search(line) if "train_time:" in line else None
             if match is not None:
                 kind = validation if "val_loss:" in match[2] else training
-                record = (int(match[1]), float(match[3]) / 1000)
-                kind.setdefault(split_prefix(line)[0], []).append(record)
+                kind.append((int(match[1]), float(match[3]) / 1000, split_prefix(line)[0]))
             elif not builder.planned_ramp and _WINDOW.search(line) is not None:
                 builder.planned_ramp = "the attention window grows by schedule"
-        for writer, records in (training or validation).items():
-            step = np.array([record[0] for record in records], np.int64)
-            elapsed_s = np.array([record[1] for record in records])
-            iterations, duration_s = undo_cumulative(step, elapsed_s)
-            for row in zip(step, duration_s, iterations, strict=True):
-                builder.add(
-                    step=int(row[0]),
-                    duration_s=float(row[1]),
-                    iterations=int(row[2]),
-                    writer=writer,
-                )
+        records = training or validation
+        step = np.array([record[0] for record in records], np.int64)
+        elapsed_s = np.array([record[1] for record in records])
+        writer = np.array([record[2] for record in records])
+        iterations, duration_s = np.zeros(len(step), np.int64), np.zeros(len(step))
+        for name in np.unique(writer):
+            own = writer == name
+            iterations[own], duration_s[own] = undo_cumulative(step[own], elapsed_s[own])
+        for row in range(len(step)):
+            builder.add(
+                step=int(step[row]),
+                duration_s=float(duration_s[row]),
+                iterations=int(iterations[row]),
+                writer=str(writer[row]),
+            )
 
 
 READER = ModdedNanoGptReader()

@@ -116,7 +116,9 @@ class CsvReader:
             elif text == header:
                 yield writer, None
             elif text:
-                yield writer, dict(zip(names, _cells(text, delimiter), strict=False))
+                cells = _cells(text, delimiter)
+                if len(cells) >= len(names):  # fewer: cut off, perhaps inside a number
+                    yield writer, dict(zip(names, cells, strict=False))
 
 
 class JsonLinesReader:
