@@ -69,7 +69,7 @@ def analyze(
             step_column=step_column,
             work_column=work_column,
             timestamp_column=timestamp_column,
-            time_unit=time_unit,
+            time_unit=time_unit.value if time_unit else None,
             min_slowdown=min_slowdown,
             min_duration_s=min_duration,
             config=config,

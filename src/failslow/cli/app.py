@@ -117,6 +117,7 @@ def _root(
 def _usage(error: Exception) -> int:
     """One line: what was wrong with the arguments, and where to read on."""
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    message = message.replace("Value error, ", "")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "failslow"
     report_error(f"{message.rstrip('.')}; see {command} --help")

@@ -18,6 +18,7 @@ from failslow.errors import ConfigError, FailslowError
 
 if TYPE_CHECKING:
     from failslow.ingest import Reader
+    from failslow.ingest.formats.table import TimeUnit
     from failslow.records import JobAnalysis
     from failslow.report import JobPicture
 
@@ -37,7 +38,7 @@ class Request:
     step_column: str | None = None
     work_column: str | None = None
     timestamp_column: str | None = None
-    time_unit: str | None = None
+    time_unit: TimeUnit | None = None
     min_slowdown: float | None = None
     min_duration_s: float | None = None
     config: Path | None = None
@@ -114,22 +115,28 @@ def analyze_paths(request: Request) -> Batch:
 
 def _reader(request: Request) -> str | Reader | None:
     """The `format` of `read_log`: a table reader when columns are named."""
-    columns = {
-        "time": request.time_column,
-        "step": request.step_column,
-        "work": request.work_column,
-        "timestamp": request.timestamp_column,
-        "unit": request.time_unit,
-    }
-    if not any(columns.values()):
+    named = (request.time_column, request.step_column, request.work_column)
+    if not any((*named, request.timestamp_column, request.time_unit)):
         return request.format
-    if request.format not in (None, "csv", "jsonl", "table"):
+    if request.format not in (None, "csv", "jsonl"):
         raise ConfigError(
-            f"--format {request.format} has its own columns; leave out "
-            "--time-column, --step-column, --work-column, --timestamp-column and --time-unit, "
-            "or use --format csv"
+            f"--format {request.format} has columns of its own; leave out --time-column, "
+            "--step-column, --work-column, --timestamp-column and --time-unit, or use "
+            "--format csv or jsonl"
         )
-    raise NotImplementedError
+    from failslow.ingest.formats.table import CsvReader, JsonLinesReader, TableColumns
+
+    columns = TableColumns(
+        time=request.time_column,
+        step=request.step_column,
+        work=request.work_column,
+        timestamp=request.timestamp_column,
+        time_unit=request.time_unit,
+    )
+    is_json = all(Path(path).suffix in (".jsonl", ".ndjson", ".json") for path in request.paths)
+    if request.format == "jsonl" or (request.format is None and is_json):
+        return JsonLinesReader(columns)
+    return CsvReader(columns)
 
 
 def _files(request: Request, reader: str | Reader | None, batch: Batch) -> list[Path]:

@@ -5,6 +5,7 @@ In: nothing. Out: annotated types for typer.
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ __all__ = [
     "TimeColumn",
     "TimeUnit",
     "TimestampColumn",
+    "Unit",
     "WorkColumn",
 ]
 
@@ -46,7 +48,7 @@ TimeColumn = Annotated[
     typer.Option(
         "--time-column",
         metavar="NAME",
-        help="Of a CSV or JSON-lines table: the column with the time of an iteration.",
+        help="Of a CSV table (or --format jsonl): the column with the time of an iteration.",
         rich_help_panel=_READING,
     ),
 ]
@@ -77,12 +79,21 @@ TimestampColumn = Annotated[
         rich_help_panel=_READING,
     ),
 ]
+
+
+class Unit(str, Enum):
+    """Units a time column can have."""
+
+    S = "s"
+    MS = "ms"
+    US = "us"
+
+
 TimeUnit = Annotated[
-    str | None,
+    Unit | None,
     typer.Option(
         "--time-unit",
-        metavar="UNIT",
-        help="Unit of the time column: s, ms, us or ns; s if left out.",
+        help="Unit of the time column; what its name says if left out, else s.",
         rich_help_panel=_READING,
     ),
 ]

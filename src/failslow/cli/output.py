@@ -52,7 +52,7 @@ def emit_view(view: RenderableType) -> None:
     wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(highlight=False, width=None if wide else _PIPE_WIDTH)
     with console.capture() as captured:
-        console.print(view, crop=False, overflow="ignore")
+        console.print(view, crop=False)
     emit("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 

@@ -6,12 +6,22 @@ In: an `Episode` or a `JobAnalysis`. Out: short phrases such as "fail-slow", "2 
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
 
 from failslow.records import Episode, JobAnalysis
 from failslow.report import units
 
-__all__ = ["blame", "headline", "kind", "length", "start_clock", "start_offset", "verdict"]
+__all__ = [
+    "blame",
+    "headline",
+    "kind",
+    "length",
+    "short_names",
+    "start_clock",
+    "start_offset",
+    "verdict",
+]
 
 
 def kind(episode: Episode) -> str:
@@ -45,6 +55,15 @@ def blame(episode: Episode) -> str:
     """The culprits, worst first: "rank 3 (compute ×2.30), rank 5 (host ×1.20)"."""
     worst = sorted(episode.culprits, key=lambda c: -c.slowdown)
     return ", ".join(f"rank {c.rank} ({c.what} {units.slowdown(c.slowdown)})" for c in worst)
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+    """The sources without the folder they all share; one alone keeps its own name."""
+    folders = {os.path.dirname(source) for source in sources}
+    if not all(folders):
+        return list(sources)
+    shared = os.path.commonpath(folders) if len({os.path.isabs(f) for f in folders}) == 1 else ""
+    return [os.path.relpath(source, shared) if shared else source for source in sources]
 
 
 def verdict(analysis: JobAnalysis) -> str:

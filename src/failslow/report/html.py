@@ -162,7 +162,8 @@ def _study_tiles(study: Study) -> list[tuple[str, str, str]]:
 
 def _summary(analyses: Sequence[JobAnalysis]) -> str:
     rows = []
-    for number, a in enumerate(analyses, start=1):
+    names = describe.short_names([a.source for a in analyses])
+    for number, (name, a) in enumerate(zip(names, analyses, strict=True), start=1):
         slow, changes = len(a.fail_slows), len(a.episodes) - len(a.fail_slows)
         found = f'<span class="tag fail_slow">{units.plural(slow, "fail-slow")}</span>'
         if not slow:
@@ -171,7 +172,8 @@ def _summary(analyses: Sequence[JobAnalysis]) -> str:
             found += f' <span class="tag workload_change">{_changes(changes)}</span>'
         worst = max((e.slowdown for e in a.fail_slows), default=None)
         cells = [
-            f'<td class="name"><a href="#job-{number}">{escape(a.source)}</a>'
+            f'<td class="name"><a href="#job-{number}" title="{escape(a.source)}">'
+            f"{escape(name)}</a>"
             f'<span class="small">{escape(a.format)}</span></td>',
             f'<td class="wide">{found}</td>',
             _number("iterations", units.count(a.iterations)),

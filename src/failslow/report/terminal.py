@@ -51,8 +51,10 @@ def study_view(study: Study) -> RenderableType:
     table.add_column("worst", justify="right", no_wrap=True)
     table.add_column("lost", justify="right", no_wrap=True)
     table.add_column("JCT", justify="right", no_wrap=True)
-    for row in sorted(study.per_job, key=lambda r: (-r.jct_increase_pct, r.source)):
-        table.add_row(*_study_row(row))
+    names = describe.short_names([row.source for row in study.per_job])
+    rows = zip(names, study.per_job, strict=True)
+    for name, row in sorted(rows, key=lambda r: (-r[1].jct_increase_pct, r[0])):
+        table.add_row(*_study_row(name, row))
     return Group(_study_figures(study), Text(), table)
 
 
@@ -151,11 +153,11 @@ def _study_figures(study: Study) -> Table:
     return table
 
 
-def _study_row(row: JobRow) -> list[str | Text]:
+def _study_row(name: str, row: JobRow) -> list[str | Text]:
     if not row.hit or row.longest_s is None or row.worst_slowdown is None:
-        return [row.source, Text("–", style=_GOOD), "", "", "", ""]
+        return [name, Text("–", style=_GOOD), "", "", "", ""]
     return [
-        row.source,
+        name,
         Text(units.count(row.episodes), style=_SLOW),
         units.duration(row.longest_s),
         units.slowdown(row.worst_slowdown),

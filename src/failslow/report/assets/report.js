@@ -238,7 +238,7 @@
         return -1;
       };
       const add = (x, text, row, color, hover, anchor) => made.push({
-        x, xref: "x", y: 1, yref: "paper", yanchor: "bottom", yshift: 4 + row * 19, xanchor: anchor, showarrow: false,
+        x, xref: "x", y: 1, yref: "paper", yanchor: "bottom", yshift: 7 + row * 18, xanchor: anchor, showarrow: false,
         text, hovertext: hover, font: { size: 11.5, color }, align: "center" });
       // the costliest episodes choose their place first
       const order = this.data.episodes.slice().sort((a, b) => (b.iteration_s * (b.time[1] - b.time[0])) - (a.iteration_s * (a.time[1] - a.time[0])));
