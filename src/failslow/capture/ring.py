@@ -1,0 +1,356 @@
+"""The writing end of a ring: a fixed-size file that a training process fills and never blocks on.
+
+In: the values of one record at a time. Out: a file in `/dev/shm` (else the temporary folder),
+laid out as `failslow.capture.layout` says, mode 0600. Standard library only.
+
+    writer = RingWriter.create(job="pretrain7", rank=3, world_size=8, description={})
+    writer.append(start_ns, end_ns, wait_ns, size_bytes, call_ns, thread, peer, group_size,
+                  op, CALL, dtype, flags, group)
+
+One process writes. Its threads may all append: numbers are handed out by one C call, and a
+record is written by one C call, both under the interpreter's lock. Nothing waits for the reader;
+the oldest records are overwritten, and the reader counts what it lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import mmap
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from failslow.capture import layout
+from failslow.errors import CaptureError
+
+__all__ = [
+    "DEFAULT_CAPACITY",
+    "MAX_CAPACITY",
+    "Append",
+    "RingWriter",
+    "find_rings",
+    "job_name",
+    "process_start_ticks",
+    "remove_stale",
+    "ring_folders",
+]
+
+DEFAULT_CAPACITY = 1 << 16
+"""Records a ring holds: 4 MiB, 13 s of a job that makes 5,000 calls a second."""
+MAX_CAPACITY = 1 << 22
+GROUPS_CAPACITY = 256 * 1024
+Append = Callable[
+    [int, int, int, int, int, int, int, int, int, int, int, int, int],
+    int,
+]
+"""start_ns, end_ns, wait_ns, size_bytes, call_ns, thread, peer, group_size, op, kind, dtype,
+flags, group -> seq."""
+_NAME = re.compile(r"failslow-(?P<uid>\d+)-(?P<job>.+)-r(?P<rank>\d+)-p(?P<pid>\d+)\.(?:ring|tmp)")
+
+
+def job_name(environ: Mapping[str, str] = os.environ) -> str:
+    """FAILSLOW_JOB, else the elastic run's id, else the rendezvous address; safe in a file name.
+
+    Workers of one job agree on it without talking, and no two jobs of a machine share it.
+    """
+    name = environ.get("FAILSLOW_JOB") or environ.get("TORCHELASTIC_RUN_ID") or ""
+    if name in ("", "none"):  # torchrun's own default run id is "none"
+        name = f"{environ.get('MASTER_ADDR', 'local')}-{environ.get('MASTER_PORT', '0')}"
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:80]
+
+
+def ring_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Where rings are made, best first: FAILSLOW_CAPTURE_FOLDER, else /dev/shm, else temp."""
+    if environ.get("FAILSLOW_CAPTURE_FOLDER"):
+        return (Path(environ["FAILSLOW_CAPTURE_FOLDER"]),)
+    return (Path("/dev/shm"), Path(tempfile.gettempdir()))
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """When `pid` started, in clock ticks since boot; None when there is no such process.
+
+    A pid is used again, a pid with its start time is not. A zombie counts as gone.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold anything
+    return None if fields[0] in "ZXx" else int(fields[19])
+
+
+def find_rings(job: str | None = None, environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """This user's rings (of `job`, or all), ordered by name."""
+    return sorted(
+        path
+        for path, match in _candidates(environ)
+        if path.suffix == ".ring" and (job is None or match["job"] == job)
+    )
+
+
+def remove_stale(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Remove this user's rings whose process is gone; returns them.
+
+    A ring made in another pid namespace (a container sharing /dev/shm) or before a reboot is
+    judged by what it says of itself: foreign namespaces are left alone, older boots removed.
+    """
+    removed = []
+    for path, match in _candidates(environ):
+        # removed by its owner or by another cleaner meanwhile: not ours to complain about
+        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+            if not _alive(file.read(layout.GROUPS_OFFSET), int(match["pid"])):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, re.Match[str]]]:
+    uid = str(os.getuid())
+    for folder in ring_folders(environ):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                match = _NAME.fullmatch(entry.name)
+                if (
+                    match
+                    and match["uid"] == uid
+                    and entry.is_file(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+                ):
+                    yield Path(entry.path), match
+
+
+def _alive(head: bytes, pid: int) -> bool:
+    if head[:8] != layout.MAGIC:  # unfinished: its maker is at it, or died at it
+        return process_start_ticks(pid) is not None
+    size = layout.HEADER.unpack_from(head)[6]
+    start = layout.DESCRIPTION_OFFSET
+    about = json.loads(head[start : start + size])
+    if about["boot_id"] != _boot_id():
+        return False
+    if about["pid_namespace"] != _pid_namespace():
+        return True
+    return bool(process_start_ticks(pid) == about["pid_start_ticks"])
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class RingWriter:
+    """One worker's ring, open for writing. Make it with `create`."""
+
+    def __init__(self, path: Path, memory: mmap.mmap, capacity: int, ring_offset: int) -> None:
+        self.path = path
+        self.capacity = capacity
+        self.memory = memory
+        self.pid = os.getpid()
+        self._groups_used = 0
+        self._groups_capacity = ring_offset - layout.GROUPS_OFFSET
+        self._faults = 0
+        self.append: Append = _make_append(memory, capacity, ring_offset)
+        """Write one record; returns its seq. Raises only on values that do not fit."""
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        job: str,
+        rank: int,
+        world_size: int,
+        description: Mapping[str, Any],
+        capacity: int = DEFAULT_CAPACITY,
+        environ: Mapping[str, str] = os.environ,
+    ) -> RingWriter:
+        """Make, preallocate and map the file; stale rings of dead jobs are removed first.
+
+        capacity: records, rounded up to a power of two. Raises CaptureError with the reason
+        per folder when none can hold it; nothing is left behind then.
+        """
+        capacity = 1 << max(capacity - 1, 1).bit_length()
+        if capacity > MAX_CAPACITY:
+            raise CaptureError(
+                f"a ring of {capacity} records exceeds the cap of {MAX_CAPACITY} "
+                f"({MAX_CAPACITY * layout.RECORD.size >> 20} MiB); lower "
+                "FAILSLOW_CAPTURE_RECORDS"
+            )
+        remove_stale(environ)
+        reasons = []
+        for folder in ring_folders(environ):
+            try:
+                return cls._create_in(folder, job, rank, world_size, description, capacity)
+            except OSError as error:
+                reasons.append(f"{folder}: {error.strerror or error}")
+        size = (layout.GROUPS_OFFSET + GROUPS_CAPACITY + capacity * layout.RECORD.size) / 2**20
+        raise CaptureError(
+            f"no room for a ring of {size:.1f} MiB ({'; '.join(reasons)}); free space there, "
+            "name another folder in FAILSLOW_CAPTURE_FOLDER, or lower FAILSLOW_CAPTURE_RECORDS"
+        )
+
+    @classmethod
+    def _create_in(
+        cls,
+        folder: Path,
+        job: str,
+        rank: int,
+        world_size: int,
+        description: Mapping[str, Any],
+        capacity: int,
+    ) -> RingWriter:
+        pid = os.getpid()
+        stem = f"failslow-{os.getuid()}-{job}-r{rank}-p{pid}"
+        path, unfinished = folder / f"{stem}.ring", folder / f"{stem}.tmp"
+        about = {
+            **description,
+            "job": job,
+            "rank": rank,
+            "world_size": world_size,
+            "host": socket.gethostname(),
+            "pid": pid,
+            "pid_start_ticks": process_start_ticks(pid) or 0,
+            "pid_namespace": _pid_namespace(),
+            "boot_id": _boot_id(),
+            "start_monotonic_ns": time.monotonic_ns(),
+            "start_epoch_ns": time.time_ns(),
+            "ops": layout.OPS,
+            "dtypes": layout.DTYPES,
+        }
+        text = json.dumps(about).encode()
+        if len(text) > layout.GROUPS_OFFSET - layout.DESCRIPTION_OFFSET:
+            raise OSError(errno.E2BIG, "the description of the job is too long")
+        ring_offset = layout.GROUPS_OFFSET + GROUPS_CAPACITY
+        size = ring_offset + capacity * layout.RECORD.size
+        with contextlib.suppress(FileNotFoundError):
+            unfinished.unlink()  # ours: same pid, so its maker is gone
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(unfinished, flags, 0o600)
+        try:
+            # Without it a full tmpfs would answer the first write with SIGBUS.
+            os.posix_fallocate(handle, 0, size)
+            memory = mmap.mmap(handle, size)
+            layout.HEADER.pack_into(
+                memory,
+                0,
+                layout.MAGIC,
+                layout.VERSION,
+                layout.RECORD.size,
+                capacity,
+                ring_offset,
+                layout.DESCRIPTION_OFFSET,
+                len(text),
+                layout.GROUPS_OFFSET,
+                GROUPS_CAPACITY,
+                pid,
+                rank,
+                world_size,
+            )
+            memory[layout.DESCRIPTION_OFFSET : layout.DESCRIPTION_OFFSET + len(text)] = text
+            os.rename(unfinished, path)  # a reader sees a whole ring or none
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
+        return cls(path, memory, capacity, ring_offset)
+
+    def add_group(self, entry: Mapping[str, Any]) -> bool:
+        """Append a line to the group table; False when the table is full."""
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        end = self._groups_used + len(line)
+        if end > self._groups_capacity:
+            return False
+        start = layout.GROUPS_OFFSET + self._groups_used
+        self.memory[start : start + len(line)] = line
+        self._groups_used = end
+        layout.U64.pack_into(self.memory, layout.OFFSET_GROUPS_USED, end)
+        return True
+
+    def count_fault(self) -> None:
+        """A sample was lost to a fault of ours."""
+        self._faults += 1
+        layout.U64.pack_into(self.memory, layout.OFFSET_FAULTS, self._faults)
+
+    @property
+    def faults(self) -> int:
+        """Samples lost to faults of ours."""
+        return self._faults
+
+    @property
+    def written(self) -> int:
+        """Records appended so far."""
+        return int(layout.U64.unpack_from(self.memory, layout.OFFSET_HEAD)[0])
+
+    def close(self) -> None:
+        """Say that the writer ended, and remove the file; a reader that has it mapped reads on.
+
+        The mapping stays: a late call of another thread must not fault.
+        """
+        layout.U64.pack_into(self.memory, layout.OFFSET_CLOSED, 1)
+        if os.getpid() == self.pid:
+            self.path.unlink(missing_ok=True)
+
+
+def _make_append(memory: mmap.mmap, capacity: int, ring_offset: int) -> Append:
+    """A closure, since this runs once a collective: locals are cheaper than attributes."""
+    pack, pack_head = layout.RECORD.pack_into, layout.U64.pack_into
+    next_seq = itertools.count(1).__next__
+    mask, width, head = capacity - 1, layout.RECORD.size, layout.OFFSET_HEAD
+    longest = 0xFFFFFFFF
+
+    def append(
+        start_ns: int,
+        end_ns: int,
+        wait_ns: int,
+        size_bytes: int,
+        call_ns: int,
+        thread: int,
+        peer: int,
+        group_size: int,
+        op: int,
+        kind: int,
+        dtype: int,
+        flags: int,
+        group: int,
+    ) -> int:
+        seq = next_seq()
+        pack(
+            memory,
+            ring_offset + ((seq - 1) & mask) * width,
+            seq,
+            start_ns,
+            end_ns,
+            wait_ns,
+            size_bytes,
+            call_ns if call_ns < longest else longest,
+            thread,
+            peer,
+            group_size,
+            op,
+            kind,
+            dtype,
+            flags,
+            group,
+            # never 0: pack clears the slot before it fills it
+            seq % 65535 + 1,
+        )
+        pack_head(memory, head, seq)
+        return seq
+
+    return append
