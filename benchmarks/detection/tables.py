@@ -13,7 +13,7 @@ from benchmarks.detection.score import JobScore, Rate, Tally, tally
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["show", "show_failures", "to_json"]
+__all__ = ["show", "show_failures", "show_one", "to_json"]
 
 Scores = Mapping[str, Sequence[JobScore]]
 
@@ -53,11 +53,17 @@ def show(console: Console, scores: Scores, taken_s: Mapping[str, float]) -> None
 def show_failures(console: Console, scores: Scores) -> None:
     """Print each false alarm, miss, and job with a stray alarm, ready to be run again."""
     for name, of in scores.items():
-        for s in of:
-            if s.outcome in ("false_alarm", "missed"):
-                console.print(f"{name} {s.outcome}: {s.description}", markup=False, soft_wrap=True)
-            elif s.strays:
-                console.print(f"{name} stray alarm: {s.description}", markup=False, soft_wrap=True)
+        for score in of:
+            if score.outcome in ("false_alarm", "missed") or score.strays:
+                show_one(console, name, score)
+
+
+def show_one(console: Console, name: str, score: JobScore) -> None:
+    """Print one job's outcome on one line."""
+    outcome = "stray_alarm" if score.strays and score.outcome == "right" else score.outcome
+    console.print(
+        f"{name} {outcome}: {score.description}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _by(scores: Sequence[JobScore], key: Callable[[JobScore], str]) -> dict[str, list[JobScore]]:
