@@ -10,14 +10,12 @@ content; `readers()` lists what is known. Add a format: a module in `formats/` w
 from __future__ import annotations
 
 from failslow.ingest.base import Reader, SeriesBuilder, Source
-from failslow.ingest.formats.table import TableColumns
 from failslow.ingest.registry import detect_format, expand_paths, read_log, readers
 
 __all__ = [
     "Reader",
     "SeriesBuilder",
     "Source",
-    "TableColumns",
     "detect_format",
     "expand_paths",
     "read_log",

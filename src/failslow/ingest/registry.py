@@ -19,7 +19,6 @@ from pathlib import Path
 
 from failslow.errors import InputError, UnknownFormatError
 from failslow.ingest.base import Reader, SeriesBuilder, Source
-from failslow.ingest.formats.table import CsvReader, JsonLinesReader, TableColumns
 from failslow.records import StepSeries
 
 __all__ = ["detect_format", "expand_paths", "read_log", "readers"]
@@ -109,18 +108,12 @@ def _unknown(source: Source, binary: bool) -> str:
     )
 
 
-def _candidates(format: str | None, columns: TableColumns | None) -> tuple[Reader, ...]:
-    """The readers that options leave open. Raises InputError when they leave none."""
-    if columns is not None:
-        tables: tuple[Reader, ...] = (CsvReader(columns), JsonLinesReader(columns))
-        found = tuple(reader for reader in tables if format in (None, reader.name))
-        if not found:
-            raise InputError(
-                f"--format {format}: named columns are for --format csv and jsonl; leave out one"
-            )
-        return found
+def _candidates(format: str | Reader | None) -> tuple[Reader, ...]:
+    """The readers `format` leaves open. Raises InputError for a name that is none."""
     if format is None:
         return readers()
+    if not isinstance(format, str):
+        return (format,)
     found = tuple(reader for reader in readers() if reader.name == format)
     if not found:
         names = ", ".join(reader.name for reader in readers())
@@ -128,29 +121,15 @@ def _candidates(format: str | None, columns: TableColumns | None) -> tuple[Reade
     return found
 
 
-def read_log(
-    path: str | Path | Source,
-    *,
-    format: str | None = None,
-    columns: TableColumns | None = None,
-) -> StepSeries:
+def read_log(path: str | Path | Source, *, format: str | Reader | None = None) -> StepSeries:
     """The job in this log.
 
-    format: a reader's name; None: detected from the content. columns: which columns of a table
-    to use, for the formats csv and jsonl (told apart by content when `format` is None).
-
-    Raises InputError when the file cannot be read or holds no usable timing record,
-    UnknownFormatError when no reader knows it.
+    format: the name of a reader, or a reader (a table's, made for its columns); None: detected
+    from the content. Raises InputError when the file cannot be read or holds no usable timing
+    record, UnknownFormatError when no reader knows it.
     """
     source = path if isinstance(path, Source) else Source.from_path(path)
-    candidates = _candidates(format, columns)
-    if format is not None:
-        reader = candidates[0]
-    elif columns is not None:
-        head = source.head()
-        reader = candidates["{" in head.decode("utf-8", "replace").split("\n", 1)[0]]
-    else:
-        reader = detect_format(source)
+    reader = detect_format(source) if format is None else _candidates(format)[0]
     builder = SeriesBuilder(source.name, reader.name)
     reader.read(source, builder)
     if source.complaint:
@@ -161,8 +140,7 @@ def read_log(
 def expand_paths(
     paths: Iterable[str | Path],
     *,
-    format: str | None = None,
-    columns: TableColumns | None = None,
+    format: str | Reader | None = None,
     on_skip: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """The logs behind files, folders (recursively), globs and `-`, each once, in a stable order.
@@ -171,7 +149,7 @@ def expand_paths(
     no reader (or not the one of `format`) knows is left out and `on_skip` is told why. Raises
     InputError for a path that does not exist and a folder or glob without a usable file.
     """
-    candidates = _candidates(format, columns)
+    candidates = _candidates(format)
     found: dict[Path, None] = {}
     for given in paths:
         path = Path(given)
