@@ -80,20 +80,46 @@ def match_counts(
 
 
 def repeating(symbols: NDArray[Any], lag: int, repeats: int = 2) -> NDArray[np.bool_]:
-    """Positions inside stretches where a block of `lag` symbols occurs `repeats` times in a row.
+    """Positions where one block of `lag` symbols occurs at least `repeats` times in a row.
 
-    >>> repeating(np.array([1, 2, 1, 2, 5, 1, 2]), lag=2).astype(int).tolist()
-    [1, 1, 1, 1, 0, 0, 0]
+    Of several blocks that do so, the one that fills most of the sequence; a block and its
+    rotations are the same.
+
+    >>> repeating(np.array([1, 2, 1, 2, 5, 1, 2, 1]), lag=2).astype(int).tolist()
+    [1, 1, 1, 1, 0, 0, 0, 0]
+    >>> repeating(np.array([1, 1, 1, 1, 1, 2, 1, 2, 1, 2]), lag=2).astype(int).tolist()
+    [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
     """
+    return _repeating(symbols, _pair_sums(symbols), lag, repeats)
+
+
+def _pair_sums(symbols: NDArray[Any]) -> NDArray[np.uint64]:
+    """Running sums of hashed neighbour pairs: over a repeated block they name its circle."""
+    with np.errstate(over="ignore"):
+        mixed = symbols.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        pairs = mixed[:-1] * np.uint64(0xBF58476D1CE4E5B9) + mixed[1:]
+        pairs ^= pairs >> np.uint64(31)
+        pairs *= np.uint64(0x94D049BB133111EB)
+    return np.concatenate((np.zeros(1, np.uint64), np.cumsum(pairs, dtype=np.uint64)))
+
+
+def _repeating(
+    symbols: NDArray[Any], sums: NDArray[np.uint64], lag: int, repeats: int
+) -> NDArray[np.bool_]:
     count = len(symbols)
     breaks = np.flatnonzero(symbols[lag:] != symbols[:-lag])
     starts = np.concatenate(([0], breaks + 1))
     ends = np.concatenate((breaks, [count - lag]))
     long = ends - starts >= (repeats - 1) * lag
-    steps = np.zeros(count + 1, np.int64)
-    np.add.at(steps, starts[long], 1)
-    np.add.at(steps, ends[long] + lag, -1)
-    return np.cumsum(steps[:count]) > 0
+    starts, ends = starts[long], ends[long] + lag
+    mask = np.zeros(count, np.bool_)
+    if len(starts):
+        block = np.unique(sums[starts + lag] - sums[starts], return_inverse=True)[1].reshape(-1)
+        chosen = block == np.argmax(np.bincount(block, weights=ends - starts))
+        for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
+            mask[start:end] = True
+    return mask
 
 
 def candidate_lags(symbols: NDArray[Any], max_lag: int, limit: int = 24) -> list[int]:
@@ -137,9 +163,10 @@ def repeat_levels(
     """
     count = len(symbols)
     levels: list[Level] = []
+    sums = _pair_sums(symbols)
     best = 0
     for lag in candidate_lags(symbols, min(max_lag or count, count // repeats)):
-        mask = repeating(symbols, lag, repeats)
+        mask = _repeating(symbols, sums, lag, repeats)
         explained = int(np.count_nonzero(mask))
         if explained > best:
             levels.append(Level(lag, mask, explained))
