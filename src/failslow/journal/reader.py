@@ -1,0 +1,127 @@
+"""Reads a journal over its rotated files, to its end or as it grows.
+
+In: the path of `journal.jsonl`. Out: its `JournalEntry`s, oldest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from failslow.errors import JournalError
+from failslow.journal.codec import JournalEntry, decode_entry, rotated_path
+
+__all__ = ["Journal", "read_journal"]
+
+
+class Journal:
+    """The entries of a journal, oldest first, rotated files included; iterate it.
+
+    Lines that are no entries (cut short by a crash) are left out and counted in `skipped`.
+    """
+
+    def __init__(
+        self, path: Path, *, follow: bool, stop: threading.Event | None, poll_s: float
+    ) -> None:
+        self.path = path
+        self.skipped = 0
+        self._follow, self._poll_s = follow, poll_s
+        self._stop = stop or threading.Event()
+
+    def __iter__(self) -> Iterator[JournalEntry]:
+        for line in self._lines():
+            if line.isspace():
+                continue
+            try:
+                yield decode_entry(line)
+            except JournalError:
+                self.skipped += 1
+
+    def _lines(self) -> Iterator[bytes]:
+        file = self._open_after(None)
+        pending = b""
+        try:
+            while True:
+                stopping = not self._follow or self._stop.is_set()
+                while file is not None and (piece := file.readline()):
+                    pending += piece
+                    if pending.endswith(b"\n"):
+                        yield pending
+                        pending = b""
+                following = self._open_after(file)
+                if following is not None:
+                    if file is not None:
+                        # what was written between our reaching its end and its rotation
+                        yield from (pending + file.read()).splitlines(keepends=True)
+                        file.close()
+                    pending, file = b"", following
+                elif stopping:
+                    break
+                else:
+                    self._stop.wait(self._poll_s)
+            if pending:
+                yield pending
+        finally:
+            if file is not None:
+                file.close()
+
+    def _open_after(self, file: BinaryIO | None) -> BinaryIO | None:
+        """The next newer file than `file`, or the oldest; None when there is none yet."""
+        while True:
+            listed = self._list()
+            if listed != self._list():
+                continue  # being rotated
+            inodes = [inode for inode, _ in listed]
+            own = None if file is None else os.fstat(file.fileno()).st_ino
+            position = inodes.index(own) + 1 if own in inodes else 0
+            if position == len(listed):
+                return None
+            inode, path = listed[position]
+            try:
+                # the caller closes it, after the file it reads now
+                opened = path.open("rb")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise JournalError(
+                    f"{path}: cannot be read: {error.strerror or error}; check its permissions"
+                ) from None
+            if os.fstat(opened.fileno()).st_ino == inode:
+                return opened
+            opened.close()
+
+    def _list(self) -> list[tuple[int, Path]]:
+        """(inode, path) of the journal's files, oldest first."""
+        start = len(self.path.name) + 1
+        suffixes = [
+            path.name[start:] for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*")
+        ]
+        numbers = [0, *(int(suffix) for suffix in suffixes if suffix.isdecimal())]
+        listed = []
+        for number in sorted(numbers, reverse=True):
+            path = rotated_path(self.path, number)
+            with contextlib.suppress(FileNotFoundError):
+                listed.append((path.stat().st_ino, path))
+        return listed
+
+
+def read_journal(
+    path: Path,
+    *,
+    follow: bool = False,
+    stop: threading.Event | None = None,
+    poll_s: float = 0.2,
+) -> Journal:
+    """The journal at `path`. With `follow` its iteration waits for more until `stop` is set.
+
+    Raises JournalError when there is none and `follow` is not set.
+    """
+    journal = Journal(path, follow=follow, stop=stop, poll_s=poll_s)
+    if not follow and not path.exists() and not rotated_path(path, 1).exists():
+        raise JournalError(f"{path}: no journal there; give the journal.jsonl of a watched job")
+    return journal
