@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["DetectConfig", "StageConfig", "load_config"]
+__all__ = ["DetectConfig", "StageConfig", "TrackConfig", "load_config"]
 
 
 class StageConfig(BaseModel):
@@ -60,6 +60,14 @@ class DetectConfig(StageConfig):
                 f"({self.min_slowdown}); lower relief_slowdown or raise min_slowdown"
             )
         return self
+
+
+class TrackConfig(StageConfig):
+    """What following one worker's calls may take."""
+
+    buffer_calls: int = Field(1 << 19, ge=1 << 10, le=1 << 24)
+    """Calls kept while the period is searched, about 90 bytes each; a period of up to a fifth of
+    it can be found."""
 
 
 C = TypeVar("C", bound=StageConfig)
