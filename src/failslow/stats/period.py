@@ -67,7 +67,7 @@ def match_counts(
         power = np.zeros(size // 2 + 1)
         for symbol in range(alphabet):
             power += weight[symbol] * np.abs(scipy.fft.rfft(symbols == symbol, size)) ** 2
-        found = scipy.fft.irfft(power, size)[:count]
+        found: NDArray[np.float64] = scipy.fft.irfft(power, size)[:count]
         return np.round(found) if weights is None else np.maximum(found, 0.0)
     passes = 4 if count <= 1 << 16 else 2
     phases = np.random.default_rng(0).random((passes, alphabet))
