@@ -33,7 +33,7 @@ class _Draft:
     base_log_s: float
     confidence: float
     gradual: bool
-    levels: list[tuple[int, float]]
+    levels: list[int]
     end: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -82,6 +82,10 @@ class _Summary:
                 f"only {len(series)} timing records: too few to tell a fail-slow from chance "
                 f"({_FEW} at least)"
             )
+        for k, run in enumerate(series.runs[1:], 1):
+            if not run.config_changed and (series.run == k).any():
+                step = int(series.step[np.argmax(series.run == k)])
+                self.warnings.append(f"restart at step {step}: {run.note or 'a new run'}")
         episodes = [self._episode(draft) for draft in self.drafts]
         episodes += self._workload_changes()
         episodes.sort(key=lambda e: e.first_index)
@@ -122,7 +126,7 @@ class _Summary:
                 last = drafts[-1] if drafts else None
                 if last and last.end is not None and self._close(last, event):
                     last.end = None
-                    last.levels.append((event.first_index, event.slowdown))
+                    last.levels.append(event.first_index)
                     last.notes.append("flapping")
                 else:
                     drafts.append(
@@ -131,11 +135,11 @@ class _Summary:
                             base_log_s=event.base_log_s,
                             confidence=event.confidence,
                             gradual=event.gradual,
-                            levels=[(event.first_index, event.slowdown)],
+                            levels=[event.first_index],
                         )
                     )
             elif event.kind == "level":
-                drafts[-1].levels.append((event.first_index, event.slowdown))
+                drafts[-1].levels.append(event.first_index)
             elif event.kind == "relief" and drafts:
                 drafts[-1].end = event.first_index
             elif event.kind == "speedup":
@@ -235,12 +239,22 @@ class _Summary:
             lost_s=0.0 if planned else max(0.0, lost_s),
             confidence=min(1.0, draft.confidence),
             kind="workload_change" if planned else "fail_slow",
-            levels=tuple(
-                Level(start_step=int(series.step[i]), slowdown=s) for i, s in draft.levels
-            ),
+            levels=self._levels(draft, end),
             note="; ".join(notes),
             first_index=draft.first,
             last_index=end - 1,
+        )
+
+    def _levels(self, draft: _Draft, end: int) -> tuple[Level, ...]:
+        ratio = np.exp(self.log_s - self.base)
+        weights = self.series.iterations
+        return tuple(
+            Level(
+                start_step=int(self.series.step[i]),
+                slowdown=_weighted_median(ratio[i:j], weights[i:j]),
+            )
+            for i, j in itertools.pairwise([*draft.levels, end])
+            if j > i
         )
 
     def _data_stall(self, first: int, end: int) -> str:
@@ -273,18 +287,22 @@ class _Summary:
 
     def _workload_changes(self) -> list[Episode]:
         """Stretches slower because the work is more, or the configuration another."""
-        _series, n = self.series, len(self.series)
         found: list[Episode] = []
         runs = [e for e in self.events if e.kind == "run"]
-        cuts = [0, *(e.first_index for e in runs), n]
+        cuts = [0, *(e.first_index for e in runs), len(self.series)]
         for k, event in enumerate(runs):
-            begin, end = event.first_index, cuts[k + 2]
-            before_s = self._healthy_s(cuts[k], begin)
-            if before_s:
-                found += self._change(begin, end, before_s, event.note or "new configuration")
+            found += self._new_configuration(cuts[k], cuts[k + 1], cuts[k + 2], event.note)
         for begin, end in itertools.pairwise(cuts):
             found += self._work_growth(begin, end)
         return found
+
+    def _new_configuration(self, before: int, begin: int, end: int, note: str) -> list[Episode]:
+        """The run begin..end-1 against before..begin-1: per unit of work where that is known."""
+        before_s = self._healthy_s(before, begin)
+        work = [float(np.median(self.series.work[i:j])) for i, j in ((before, begin), (begin, end))]
+        if before_s and work[0] > 0 and work[1] > 0:
+            before_s *= work[1] / work[0]
+        return self._change(begin, end, before_s, note or "new configuration")
 
     def _work_growth(self, begin: int, end: int) -> list[Episode]:
         grown = self.correction[begin:end]
@@ -323,7 +341,7 @@ class _Summary:
     def _change(self, begin: int, end: int, before_s: float, note: str) -> list[Episode]:
         series = self.series
         after_s = self._healthy_s(begin, end)
-        if not after_s or after_s < before_s * self.config.min_slowdown:
+        if not before_s or after_s < before_s * self.config.min_slowdown:
             return []
         last = end == len(series)
         start_s = float(self.begins_s[begin])

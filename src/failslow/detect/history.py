@@ -1,6 +1,6 @@
 """The last records of a series, addressed by their index in the whole series.
 
-    history.push(log_s, wall_s); history.values(4000, 4100)  # records 4000..4099
+    history.push(log_s, iterations); history.values(4000, 4100)  # records 4000..4099
 
 Memory stays bounded for jobs of any length; what is older than `keep` records is gone.
 """
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 class History:
-    """Two columns, corrected log time and wall seconds, of at least the last `keep` records."""
+    """Two columns, corrected log time and iterations, of at least the last `keep` records."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -24,7 +24,7 @@ class History:
         self._first = 0  # index in the series of column 0
         self._size = 0
 
-    def push(self, log_s: Floats, wall_s: Floats) -> None:
+    def push(self, log_s: Floats, iterations: Floats) -> None:
         """Append records; shapes (n,), n at most `keep`."""
         n = len(log_s)
         if self._size + n > self._columns.shape[1]:
@@ -33,13 +33,13 @@ class History:
             self._first += drop
             self._size = self._keep
         self._columns[0, self._size : self._size + n] = log_s
-        self._columns[1, self._size : self._size + n] = wall_s
+        self._columns[1, self._size : self._size + n] = iterations
         self._size += n
 
     def values(self, begin: int, end: int) -> Floats:
         """Corrected log times of records begin..end-1, fewer when older ones are gone."""
         return self._columns[0, max(0, begin - self._first) : end - self._first]
 
-    def walls_s(self, begin: int, end: int) -> Floats:
-        """Wall seconds of records begin..end-1, fewer when older ones are gone."""
+    def iterations(self, begin: int, end: int) -> Floats:
+        """Iterations covered by records begin..end-1, fewer when older ones are gone."""
         return self._columns[1, max(0, begin - self._first) : end - self._first]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from failslow.detect.windows import Noise
+from failslow.detect.windows import Noise, run_lengths
 
 __all__ = ["HealthyLevel"]
 
@@ -23,6 +23,7 @@ _FLOOR = 0.004  # log time; clocks and printed digits are not better than that
 _FEW = 32  # below so many records the spread is not trusted to be small
 _FEW_FLOOR = 0.01
 _LAGS = 4
+_YOUNG = 64
 
 
 class HealthyLevel:
@@ -32,22 +33,28 @@ class HealthyLevel:
         self.log_s = log_s
         self.reference_log_s = log_s
         self.noise = Noise(sigma=0.02, rho=0.0, count=1)
-        self.spike_share = 0.0
-        """Share of healthy records that are long by themselves."""
+        self.burst_rate = 0.01
+        """Runs of long records per healthy record: how common spikes are in this job."""
         self.wall_s = 0.0
+        self.warm_up = 0
+        """How many of the first records were warm-up and do not count."""
         self._slow = slow
         self._recent: Floats = np.empty(0)
         self._taken = 0
 
-    def take(self, log_s: Floats, wall_s: float) -> None:
-        """Healthy records, shape (n,), that lasted `wall_s` in all."""
+    def take(self, log_s: Floats, iterations: Floats) -> None:
+        """Healthy records, shape (n,), and how many iterations each stands for."""
         self._recent = np.concatenate((self._recent, log_s))[-_NOISE_RECORDS:]
+        if self._taken < _YOUNG:
+            settled = _after_warm_up(self._recent)
+            self.warm_up += len(self._recent) - len(settled)
+            self._recent = settled
         self._taken += len(log_s)
-        self.wall_s += wall_s
+        self.wall_s += float((np.exp(log_s) * iterations).sum())
         level = float(np.median(self._recent[-_LEVEL_RECORDS:]))
-        excess = self._recent - float(np.median(self._recent))
-        self.noise = _noise(excess, min(self._taken, _LEVEL_RECORDS))
-        self.spike_share = float(np.mean(self._recent - level >= self._slow))
+        self.noise = _noise(_detrended(self._recent), min(self._taken, _LEVEL_RECORDS))
+        spikes = run_lengths(self._recent - level >= self._slow)
+        self.burst_rate = (0.5 + len(spikes)) / (100.0 + len(self._recent))
         if self._taken <= _LEVEL_RECORDS:
             self.reference_log_s = level
         elif self._taken >= 2 * _LEVEL_RECORDS:
@@ -57,6 +64,20 @@ class HealthyLevel:
         self.log_s = min(level, self.reference_log_s + self._slow)
 
 
+def _after_warm_up(log_s: Floats) -> Floats:
+    """Without the first records as long as they lie above what the later half is like."""
+    later = log_s[len(log_s) // 2 :]
+    level = np.median(later)
+    high = log_s > level + 3.0 * max(1.4826 * float(np.median(np.abs(later - level))), _FLOOR)
+    return log_s[len(log_s) // 2 if high.all() else int(np.argmin(high)) :]
+
+
+def _detrended(log_s: Floats) -> Floats:
+    """Each quarter of the records against its own median, when they are many: drift is no noise."""
+    parts = max(1, len(log_s) // 64)
+    return np.concatenate([p - np.median(p) for p in np.array_split(log_s, parts)])
+
+
 def _noise(excess: Floats, count: int) -> Noise:
     n = len(excess)
     sigma = 1.4826 * float(np.median(np.abs(excess)))
@@ -64,7 +85,7 @@ def _noise(excess: Floats, count: int) -> Noise:
         # the median deviation of few samples may be far too small
         sigma = max(sigma * (1.0 + 4.0 / n), _FEW_FLOOR)
     sigma = max(sigma, _FLOOR)
-    clipped = np.clip(excess, -3.0 * sigma, 3.0 * sigma)
+    clipped = np.clip(excess - np.median(excess), -3.0 * sigma, 3.0 * sigma)
     clipped = clipped - clipped.mean()
     power = float(clipped @ clipped)
     rho = 0.0

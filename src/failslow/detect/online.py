@@ -28,6 +28,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import pdtrc
 
 from failslow.config import DetectConfig
 from failslow.detect.change import onset_posterior
@@ -39,6 +40,7 @@ from failslow.detect.windows import (
     locate_fall,
     locate_rise,
     majority_ends,
+    run_lengths,
     standard_error,
 )
 from failslow.detect.work import WorkModel
@@ -59,7 +61,11 @@ _CERTAIN = 5.0  # sigmas: not once by chance in a year of iterations
 _MARGIN = 2.5  # sigmas above 8 %, so that a slowdown of 8 % is not called one of 10 %
 _WORTH = math.log(1.08)
 _SUSPECT = 4.0  # sigmas
+_SPIKE_ITERATIONS = 3  # a spike is one to so many long iterations
+_SPIKE_CHANCE = 1e-5  # that a job's ordinary spikes fall so close together
 _DRIFT_RECORDS = 32
+_AROUND = 24
+_SETTLED = 256
 _WARMUP = math.log(1.5)
 _WARMUP_RECORDS = 20
 
@@ -92,6 +98,8 @@ class _Stretch:
     count: int
     over: int
     """Records at least min_slowdown over the base."""
+    bursts: int
+    """Spikes it would take for them: one for every three slow iterations in a row."""
     median: float
     error: float
     """Standard error of `median`."""
@@ -124,7 +132,7 @@ class Detector:
         work = sample.work or 0.0
         self._push(
             np.array([math.log(sample.duration_s)]),
-            np.array([sample.duration_s * sample.iterations]),
+            np.array([float(sample.iterations)]),
             np.array([math.log(work) if work > 0 else math.nan]),
         )
         return self._take_events()
@@ -134,7 +142,7 @@ class Detector:
         n = len(series)
         correction = np.zeros(n)
         log_s = np.log(series.duration_s)
-        wall_s = series.duration_s * series.iterations
+        iterations = series.iterations.astype(np.float64)
         log_work = np.full(n, np.nan)
         np.log(series.work, out=log_work, where=series.work > 0)
         ends = np.append(np.flatnonzero(np.diff(series.run)) + 1, n)
@@ -144,7 +152,7 @@ class Detector:
                 self._begin_run(int(series.run[at]), series.runs[series.run[at]])
             while at < stop:
                 piece = slice(at, min(int(stop), at + self._until_grid()))
-                correction[piece] = self._push(log_s[piece], wall_s[piece], log_work[piece])
+                correction[piece] = self._push(log_s[piece], iterations[piece], log_work[piece])
                 at = piece.stop
         return self._take_events(), correction
 
@@ -165,9 +173,9 @@ class Detector:
     def _begin_regime(self) -> None:
         self._work = WorkModel()
         self._level: HealthyLevel | None = None
-        self._start = self._clean = self._fed = self._warm_from = self._count
+        self._start = self._clean = self._fed = self._level_born = self._warm_from = self._count
         """First record of the regime; first that windows may reach back to; first that the
-        healthy level has not taken in; first of the warm-up."""
+        healthy level has not taken in; first that it was given; first of a restart's warm-up."""
         self._warming = False
         self._suspicion = self._episode = False
         self._next_try = 0
@@ -189,11 +197,11 @@ class Detector:
         done = self._count - self._start
         return next((p - done for p in _EARLY_GRID if done < p), _GRID - done % _GRID)
 
-    def _push(self, log_s: Floats, wall_s: Floats, log_work: Floats) -> Floats:
+    def _push(self, log_s: Floats, iterations: Floats, log_work: Floats) -> Floats:
         known = log_work[~np.isnan(log_work)]
         if len(known) == 0 or self._work.is_reference(known):
             correction = np.zeros(len(log_s))
-            self._take(log_s, wall_s)
+            self._take(log_s, iterations)
             return correction
         # What the work explains depends on the state, and that may change with each record.
         correction = np.empty(len(log_s))
@@ -204,12 +212,12 @@ class Detector:
                 None if base is None else float(log_s[i]) - base,
                 learn=not self.suspected,
             )
-            self._take(log_s[i : i + 1] - correction[i], wall_s[i : i + 1])
+            self._take(log_s[i : i + 1] - correction[i], iterations[i : i + 1])
         return correction
 
-    def _take(self, log_s: Floats, wall_s: Floats) -> None:
+    def _take(self, log_s: Floats, iterations: Floats) -> None:
         at = self._count
-        self._history.push(log_s, wall_s)
+        self._history.push(log_s, iterations)
         self._count += len(log_s)
         while self._level and at < self._count:
             at = self._scan_episode(at) if self._episode else self._scan_healthy(at)
@@ -220,22 +228,26 @@ class Detector:
     def _renew_level(self) -> None:
         """At a grid point: take the healthy records since the last one into level and noise."""
         if self._episode:
-            recent = self._history.values(self._level_from, self._level_from + 256)
-            self._slow_level = float(np.median(recent)) - self._base
+            recent = self._history.values(self._level_from, self._count)
+            self._slow_level = float(np.median(recent[:_SETTLED])) - self._base
+            if len(recent) >= _SETTLED and float(np.median(recent)) - self._base < self._slow:
+                note = f"settled at x{math.exp(self._slow_level):.2f}, no more than noise"
+                self._relieve(self._level_from, self._slow_level, self._count - 1, note)
         elif self._level is None:
             values = self._history.values(self._start, self._count)
             if len(values) >= _FIRST_LEVEL:
                 self._level = HealthyLevel(float(np.median(values)), self._slow)
                 slow = values - self._level.log_s >= _WARMUP
                 warm = int(np.argmin(slow)) if not slow.all() else 0
-                self._clean = self._fed = self._start + warm
+                self._clean = self._fed = self._level_born = self._start + warm
                 self._renew_level()
         elif not self._suspicion and self._fed < self._count:
             self._level.take(
                 self._history.values(self._fed, self._count),
-                float(self._history.walls_s(self._fed, self._count).sum()),
+                self._history.iterations(self._fed, self._count),
             )
             self._fed = self._count
+            self._clean = max(self._clean, self._level_born + self._level.warm_up)
 
     # -- healthy: look for an onset, a drift, a speed-up ------------------------------------------
 
@@ -317,19 +329,23 @@ class Detector:
                 yield self._measure(begin + first, now, excess[first:], noise)
 
     def _measure(self, first: int, now: int, excess: Floats, noise: Noise) -> _Stretch:
-        walls_s = self._history.walls_s(first, now + 1)
+        iterations = self._history.iterations(first, now + 1)
+        log_s = self._history.values(first, now + 1)
+        runs = run_lengths(excess >= self._slow)
+        spike_records = max(1.0, _SPIKE_ITERATIONS / float(np.mean(iterations)))
         return _Stretch(
             first=first,
             count=len(excess),
-            over=int(np.count_nonzero(excess >= self._slow)),
+            over=int(runs.sum()),
+            bursts=int(np.ceil(runs / spike_records).sum()),
             median=float(np.median(excess)),
             error=standard_error(noise, len(excess)),
-            wall_s=float((walls_s * np.exp(np.minimum(0.0, _SPIKE_CAP - excess))).sum()),
+            wall_s=float((iterations * np.exp(log_s + np.minimum(0.0, _SPIKE_CAP - excess))).sum()),
         )
 
     def _suspicious(self, stretch: _Stretch) -> bool:
         return (
-            stretch.count >= self.config.suspect_iterations
+            stretch.over >= self.config.suspect_iterations
             and stretch.median >= self._slow
             and stretch.median >= _SUSPECT * stretch.error
         )
@@ -342,8 +358,7 @@ class Detector:
     def _confirm(self, stretch: _Stretch, now: int, base: float, level: HealthyLevel) -> bool:
         if not (
             stretch.median >= self._slow
-            # where long iterations are common, a few of them close together are no news
-            and stretch.over >= _MIN_SLOW + math.ceil(40 * level.spike_share)
+            and self._no_spikes(stretch, level)
             and self._lasting(stretch, base)
             and stretch.median >= _CERTAIN * stretch.error
             and stretch.median - _WORTH >= _MARGIN * stretch.error
@@ -352,7 +367,9 @@ class Detector:
         before = max(self._clean, stretch.first - _GRID)
         excess = self._history.values(before, now + 1) - base
         posterior = onset_posterior(excess, stretch.first - before, level.noise)
-        gradual = posterior <= self.config.change_probability
+        gradual = posterior <= self.config.change_probability or self._creeps(
+            excess, stretch.first - before
+        )
         if gradual and stretch.count < _DRIFT_RECORDS:
             return False
         if self._went_back(stretch, base):
@@ -369,6 +386,19 @@ class Detector:
             gradual=gradual,
         )
         return True
+
+    def _no_spikes(self, stretch: _Stretch, level: HealthyLevel) -> bool:
+        """More long records than this job's spikes would put there by chance."""
+        if stretch.over < _MIN_SLOW:
+            return False
+        return float(pdtrc(stretch.bursts - 1, level.burst_rate * stretch.count)) < _SPIKE_CHANCE
+
+    def _creeps(self, excess: Floats, onset: int) -> bool:
+        """Whether the records just around the onset differ by less than a slowdown would."""
+        if onset == 0:
+            return False
+        around = excess[max(0, onset - _AROUND) : onset], excess[onset : onset + _AROUND]
+        return float(np.median(around[1]) - np.median(around[0])) < 0.7 * self._slow
 
     def _went_back(self, stretch: _Stretch, base: float) -> bool:
         """Whether a speed-up merely ended: the level is that of an earlier, longer stretch."""
@@ -391,7 +421,7 @@ class Detector:
         self._earlier.append((self._level.log_s, self._level.wall_s))
         self._level = HealthyLevel(log_s, self._slow)
         self._suspicion = False
-        self._clean = self._fed = stretch.first
+        self._clean = self._fed = self._level_born = stretch.first
 
     def _try_speedup(self, now: int) -> bool:
         level = self._level
@@ -439,7 +469,8 @@ class Detector:
         assert self._level is not None
         begin = max(self._level_from, now - _BACK + 1)
         excess = self._history.values(begin, now + 1) - self._base
-        first = locate_fall(excess, max(self._slow_level, self._slow), 0.0)
+        # healthy ends and slow begins half-way between 5 % and 10 %, however slow it was
+        first = locate_fall(excess, self._slow + self._healthy, 0.0)
         stretch = self._measure(begin + first, now, excess[first:], self._level.noise)
         if not (
             stretch.median < self._healthy
@@ -447,11 +478,14 @@ class Detector:
             and self._slow_level - stretch.median >= _SUSPECT * stretch.error
         ):
             return False
-        self._say("relief", stretch.first, stretch.median, now=now, base=self._base)
-        self._episode = False
-        self._clean = self._fed = stretch.first
-        self._next_try = now + 1
+        self._relieve(stretch.first, stretch.median, now)
         return True
+
+    def _relieve(self, first: int, excess: float, now: int, note: str = "") -> None:
+        self._say("relief", first, excess, now=now, base=self._base, note=note)
+        self._episode = False
+        self._clean = self._fed = first
+        self._next_try = now + 1
 
     def _try_level(self, now: int) -> bool:
         assert self._level is not None
@@ -473,8 +507,10 @@ class Detector:
             and stretch.median >= self._healthy
         ):
             return False
-        self._slow_level, self._level_from = stretch.median, stretch.first
-        self._say("level", stretch.first, stretch.median, now=now, base=self._base)
+        if stretch.first - self._level_from >= _MIN_SLOW:
+            self._say("level", stretch.first, stretch.median, now=now, base=self._base)
+            self._level_from = stretch.first
+        self._slow_level = stretch.median
         return True
 
     # -- output ------------------------------------------------------------------------------------

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WINDOWS", "Noise", "locate_fall", "locate_rise", "majority_ends", "standard_error"]
+__all__ = [
+    "WINDOWS",
+    "Noise",
+    "locate_fall",
+    "locate_rise",
+    "majority_ends",
+    "run_lengths",
+    "standard_error",
+]
 
 Floats = NDArray[np.float64]
 
@@ -71,13 +79,25 @@ def majority_ends(
     return out
 
 
+def run_lengths(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Lengths of the runs of True, in order.
+
+    >>> run_lengths(np.array([True, False, True, True])).tolist()
+    [1, 2]
+    """
+    padded = np.zeros(len(flags) + 2, dtype=np.int8)
+    padded[1:-1] = flags
+    edges = np.flatnonzero(np.diff(padded))
+    return edges[1::2] - edges[::2]
+
+
 def locate_rise(excess: Floats, level: float) -> int:
     """Index at which the excess rises from about 0 to about `level` (> 0) and stays to the end.
 
     The maximum-likelihood change point of two known levels: the suffix with the largest sum of
     (excess − level/2). Excesses are clipped so that one spike does not draw the onset to it.
     """
-    return _best_suffix(np.clip(excess, -level, 2.0 * level) - 0.5 * level)
+    return _best_suffix(np.clip(excess, -0.25 * level, 1.25 * level) - 0.5 * level)
 
 
 def locate_fall(excess: Floats, high: float, low: float) -> int:
