@@ -88,8 +88,11 @@ def mend(
             f"time (all are NaN, infinite, zero or negative)"
         )
     run = np.cumsum(starts) - 1
-    columns, iterations, run = columns.take(usable), iterations[usable], run[usable]
-    present, run = np.unique(run, return_inverse=True)
+    if not usable.all():
+        columns, iterations, run = columns.take(usable), iterations[usable], run[usable]
+    begins = np.diff(run, prepend=-1) > 0
+    notes = [notes[index] for index in run[begins]]
+    run = np.cumsum(begins) - 1
 
     iterations = _steps_that_count_samples(columns, iterations, run, told)
     end_s, clocked, start_time = _time_axis(columns, iterations, told)
@@ -104,8 +107,8 @@ def mend(
         iterations=iterations,
         work=work,
         data_s=data_s,
-        run=run.astype(np.int64),
-        runs=tuple(notes[i] for i in present),
+        run=run,
+        runs=tuple(notes),
         start_time=start_time,
         clocked=clocked,
         planned_ramp=planned_ramp,

@@ -46,7 +46,7 @@ _FORMATS = (
 )
 _ENOUGH_LINES = 50
 """Matching lines after which a format is certain."""
-_PATIENCE = 2_000
+_PATIENCE = 20_000
 """Lines after the first match in which another format can still show itself."""
 
 

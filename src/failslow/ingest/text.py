@@ -29,6 +29,8 @@ NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HEAD_BYTES = 65_536
+_MINUTE = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):")
+_ZONED = re.compile(r"(.{19}(?:[.,]\d+)?) ?(?:Z|UTC|([-+])(\d\d):?(\d\d))")
 _PREFIX = re.compile(
     r"\s*(?:"
     r"(?P<srun>\d+):\s+"  # srun --label
@@ -129,40 +131,28 @@ def parse_clock(text: str) -> float:
     Logs print local time and rarely the zone, so a time without one counts as UTC.
     """
     try:
-        whole = (
-            _midnight(text[:10])
-            + 3600 * int(text[11:13])
-            + 60 * int(text[14:16])
-            + int(text[17:19])
-        )
-        if len(text) > 19 and text[19] in ".,":
-            digits = len(text) - 20
-            if text[20:].isdigit():
-                return float(whole + int(text[20:]) / 10**digits)
-            return _slow_clock(text)
-        return float(whole) if len(text) == 19 else _slow_clock(text)
+        second = float(text[17:].replace(",", "."))
     except ValueError:
-        return NAN
+        return _zoned_clock(text)
+    return _minute(text[:17]) + second if 0 <= second < 62 else NAN
 
 
 @lru_cache(maxsize=4096)
-def _midnight(date: str) -> int:
-    year, month, day = int(date[:4]), int(date[5:7]), int(date[8:])
-    if not (date[4] == date[7] and 1 <= month <= 12 and 1 <= day <= 31):
-        raise ValueError(date)
-    return timegm((year, month, day, 0, 0, 0))
-
-
-_ZONED = re.compile(r"(?P<base>.{19})(?:[.,](?P<part>\d+))?\s*(?:Z|(?P<sign>[-+])(\d\d):?(\d\d))$")
-
-
-def _slow_clock(text: str) -> float:
-    """A time with a zone behind it."""
-    match = _ZONED.match(text.strip())
+def _minute(text: str) -> float:
+    """Epoch seconds of `2023-04-18 01:46:`; the lines of a minute share it."""
+    match = _MINUTE.fullmatch(text)
     if match is None:
-        raise ValueError(text)
-    base = parse_clock(match["base"]) + float(f"0.{match['part'] or 0}")
-    if match["sign"]:
-        offset = 3600 * int(match[4]) + 60 * int(match[5])
-        base -= offset if match["sign"] == "+" else -offset
-    return base
+        return NAN
+    year, month, day, hour, minute = (int(part) for part in match.groups())
+    if not (year and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60):
+        return NAN
+    return float(timegm((year, month, day, hour, minute, 0)))
+
+
+def _zoned_clock(text: str) -> float:
+    """A time with a zone behind it, or none at all."""
+    match = _ZONED.fullmatch(text.strip())
+    if match is None:
+        return NAN
+    offset = 60 * (60 * int(match[3] or 0) + int(match[4] or 0))
+    return parse_clock(match[1]) + (offset if match[2] == "-" else -offset)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 from failslow.ingest.base import (
     NAN,
@@ -45,9 +46,11 @@ class MegatronReader:
         """Every complete line; one cut off inside its time is skipped."""
         header, before = RunHeader(), (0, 0.0)
         for raw in source.lines():
-            line = _plain(raw)
-            # plain string searches: a million lines in seconds
-            at = line.find(_TIME)
+            line = raw
+            at = line.find(_TIME)  # plain string searches: a million lines in seconds
+            if at < 0:
+                line = _plain(raw)
+                at = line.find(_TIME)
             if at < 0:
                 if " ...." in line:
                     argument = _ARGUMENT.search(line)
@@ -105,12 +108,16 @@ def _field(line: str, name: str, start: int) -> float:
 
 def _head(head: str) -> tuple[str, float]:
     """(writer, clock) of what stands before the word iteration."""
-    if not head or head.isspace():
-        return "", NAN
-    writer, rest = split_prefix(head)
-    opened = rest.find("[20")
-    closed = rest.find("]", opened)
-    return writer, parse_clock(rest[opened + 1 : closed]) if 0 <= opened < closed else NAN
+    opened = head.find("[20")
+    if opened < 0:
+        return _writer(head), NAN
+    closed = head.find("]", opened)
+    return _writer(head[:opened]), parse_clock(head[opened + 1 : closed]) if closed > 0 else NAN
+
+
+@lru_cache(maxsize=1024)
+def _writer(label: str) -> str:
+    return split_prefix(label + "[")[0]  # some labels are known by the bracket that follows
 
 
 READER = MegatronReader()
