@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "find_number",
     "json_object",
     "number",
+    "one_writer",
     "parse_bar",
     "whole",
 ]
@@ -105,6 +107,19 @@ def parse_bar(line: str) -> Bar | None:
     return Bar(label, int(match["count"]), int(match["total"]), elapsed_s)
 
 
+def one_writer(told: Mapping[str, int], builder: SeriesBuilder) -> str:
+    """The writer that printed most, of `told` lines each, where several draw the same progress.
+
+    Records of rounded time end at other steps for each of them, so they must not be mixed.
+    """
+    kept = max(told, key=lambda writer: told[writer])
+    if len(told) > 1:
+        builder.warn(
+            f"{len(told)} writers print the same steps: kept writer {kept or 'without a label'}"
+        )
+    return kept
+
+
 class EpochSteps:
     """Step numbers that go on over epochs, for a log that may count anew in each.
 
@@ -148,8 +163,9 @@ class ElapsedRecords:
     def __init__(self, builder: SeriesBuilder, writer: str = "") -> None:
         self._builder, self._writer = builder, writer
         self._started = self._added = self._waiting = self._merged = False
-        self._from_step, self._step, self._pauses = 0, 0, 0
-        self._elapsed_s, self._active_s, self._from_work = 0.0, 0.0, NAN
+        self.step, self.elapsed_s = -1, 0.0
+        """Of the latest point; -1 before the first."""
+        self._from_step, self._pauses, self._active_s, self._from_work = 0, 0, 0.0, NAN
 
     def restart(self, step: int, elapsed_s: float, work_total: float = NAN) -> None:
         """Count from here on, as after a restart."""
@@ -178,13 +194,13 @@ class ElapsedRecords:
         """
         if not elapsed_s >= 0:
             return
-        if not self._started or elapsed_s < self._elapsed_s - 2 * resolution_s:
+        if not self._started or elapsed_s < self.elapsed_s - 2 * resolution_s:
             self.restart(step, elapsed_s, work_total)
             return
-        if step < self._step:
+        if step < self.step:
             return
-        self._active_s += elapsed_s - self._elapsed_s
-        self._step, self._elapsed_s = step, elapsed_s
+        self._active_s += elapsed_s - self.elapsed_s
+        self.step, self.elapsed_s = step, elapsed_s
         iterations = step - self._from_step
         if iterations <= 0:
             return
@@ -201,27 +217,27 @@ class ElapsedRecords:
 
     def close(self) -> None:
         """A log too short for one record gives the little it has."""
-        if self._started and not self._added and self._step > self._from_step:
+        if not self._added and self.step > self._from_step and self._active_s > 0:
             self._builder.warn(
                 f"the log spans only {self._active_s:g} s of rounded elapsed time: its one "
                 f"record is inexact"
             )
-            self._add(self._step - self._from_step, NAN, NAN)
+            self._add(self.step - self._from_step, NAN, NAN)
 
     def _open(self, step: int, elapsed_s: float, work_total: float) -> None:
         self._started, self._waiting, self._pauses = True, False, 0
-        self._from_step, self._step = step, step
-        self._elapsed_s, self._active_s, self._from_work = elapsed_s, 0.0, work_total
+        self._from_step, self.step = step, step
+        self.elapsed_s, self._active_s, self._from_work = elapsed_s, 0.0, work_total
 
     def _add(self, iterations: int, work_total: float, data_s: float) -> None:
         self._added = True
         self._builder.add(
-            step=self._step,
+            step=self.step,
             duration_s=self._active_s / iterations,
             iterations=iterations,
-            clock_s=self._elapsed_s,
+            clock_s=self.elapsed_s,
             work=(work_total - self._from_work) / iterations,
             data_s=data_s,
             writer=self._writer,
         )
-        self._open(self._step, self._elapsed_s, work_total)
+        self._open(self.step, self.elapsed_s, work_total)

@@ -33,9 +33,10 @@ from failslow.ingest.progress import (
 __all__ = ["READER", "Detectron2Reader"]
 
 _LINE = re.compile(
-    rf"\biter: (?P<step>\d{{1,18}})\b.*?(?<![\w/])time: (?P<time>{NUMBER})(?P<mean> \({NUMBER}\))?"
+    r"\biter: (?P<step>\d{1,18})\b.*?(?<![\w/])time: "
+    rf"(?P<time>{NUMBER})(?P<mean> \({NUMBER}\))?\s"
 )
-_LAST = re.compile(rf"\blast_time: ({NUMBER})")
+_LAST = re.compile(rf"\blast_time: ({NUMBER})\s")
 _DATA = re.compile(rf"(?<![\w/])data(?:_time)?: ({NUMBER})")
 _CLOCK = re.compile(r"\[(\d\d)/(\d\d) (\d\d:\d\d:\d\d)[ \]]")
 _EVALUATION = ("d2.evaluation", "Start inference", "inference")
@@ -56,15 +57,17 @@ class Detectron2Reader:
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Medians as printed; the mean of all iterations only as a last resort."""
-        printed = _PrintedLog(builder)
+        printed: dict[str, _PrintedLog] = {}
         for line in source.lines():
             writer, rest = split_prefix(line)
             if '"iteration"' in rest:
-                _add_row(rest, builder)
+                _add_row(rest, builder, writer)
                 continue
             match = _LINE.search(rest) if "iter: " in rest else None
+            own = printed.get(writer)
             if match is None:
-                printed.other(rest)
+                if own is not None:
+                    own.other(rest)
             elif match["mean"]:
                 builder.add(
                     step=int(match["step"]),
@@ -74,26 +77,33 @@ class Detectron2Reader:
                     writer=writer,
                 )
             else:
-                printed.training(rest, int(match["step"]), match["time"])
-        printed.close()
+                own = printed.setdefault(writer, _PrintedLog(builder, writer))
+                own.training(rest, int(match["step"]), match["time"])
+        for own in printed.values():
+            own.close()
 
 
-def _add_row(text: str, builder: SeriesBuilder) -> None:
+def _add_row(text: str, builder: SeriesBuilder, writer: str) -> None:
     row = json_object(text)
     if row is None:
         builder.warn("a line that is no whole JSON record was skipped")
         return
     step = whole(row.get("iteration"))
     if step is not None and "time" in row:  # rows of evaluation have none
-        builder.add(step=step, duration_s=number(row["time"]), data_s=number(row.get("data_time")))
+        builder.add(
+            step=step,
+            duration_s=number(row["time"]),
+            data_s=number(row.get("data_time")),
+            writer=writer,
+        )
 
 
 class _PrintedLog:
     """detectron2's printed lines, whose `time` is the mean since the start."""
 
-    def __init__(self, builder: SeriesBuilder) -> None:
-        self._builder = builder
-        self._records = ElapsedRecords(builder)
+    def __init__(self, builder: SeriesBuilder, writer: str) -> None:
+        self._builder, self._writer = builder, writer
+        self._records = ElapsedRecords(builder, writer)
         self._step = -1
         self._evaluated_s: list[float] = []
 
@@ -105,6 +115,8 @@ class _PrintedLog:
                 self._evaluated_s.append(clock_s)
 
     def training(self, line: str, step: int, mean: str) -> None:
+        if step == self._step:  # the same line again
+            return
         clock_s = _clock(line)
         data_s = find_number(_DATA, line)
         last_s = find_number(_LAST, line)
@@ -113,8 +125,8 @@ class _PrintedLog:
         elapsed_s = float(mean) * count if clock_s is None else clock_s
         resolution_s = 10.0**-digits * count if clock_s is None else 1.0
         if clock_s is None and not isnan(last_s):
-            self._builder.add(step=step, duration_s=last_s, data_s=data_s)
-        elif step <= self._step:
+            self._builder.add(step=step, duration_s=last_s, data_s=data_s, writer=self._writer)
+        elif step < self._step:
             self._records.restart(step, elapsed_s)
         else:
             if self._evaluated_s:

@@ -15,14 +15,15 @@ import re
 from math import isnan
 
 from failslow.ingest.base import NAN, NUMBER, SeriesBuilder, Source, split_prefix
-from failslow.ingest.progress import ElapsedRecords, clock_in, number
+from failslow.ingest.progress import ElapsedRecords, clock_in, find_number, number
 
 __all__ = ["READER", "FairseqReader"]
 
-_FIELD = re.compile(rf'\b(wps|ups|wpb|num_updates|wall)(?:=|": "?)({NUMBER})')
+_FIELD = re.compile(rf'\b(wps|ups|wpb|num_updates)(?:=|": "?)({NUMBER})[,"\s}}]')
+_WALL = re.compile(rf'\bwall(?:=|": "?)({NUMBER})')
 _TOKENS = re.compile(
     rf"\| step (?P<step>\d{{1,18}}) \|.*?\|avg tokens (?P<tokens>{NUMBER})"
-    rf" \|tokens/s (?P<rate>{NUMBER})(?: \|walltime (?P<wall>{NUMBER}))?"
+    rf" \|tokens/s (?P<rate>{NUMBER}) \|(?:walltime (?P<wall>{NUMBER}) \|)?"
 )
 
 
@@ -51,10 +52,10 @@ class FairseqReader:
                 step = values.get("num_updates", NAN)
                 if not 0 <= step < 2**62:
                     continue
-                clock_s = clock_in(rest)
-                if isnan(clock_s) and "train_inner" not in rest and "wall" in values:
+                clock_s, wall_s = clock_in(rest), find_number(_WALL, rest)
+                if isnan(clock_s) and "train_inner" not in rest and not isnan(wall_s):
                     records = coarse.setdefault(writer, ElapsedRecords(builder, writer))
-                    records.point(int(step), values["wall"])
+                    records.point(int(step), wall_s)
                     continue
                 builder.add(
                     step=int(step),
@@ -69,11 +70,10 @@ class FairseqReader:
 
 def _update_s(values: dict[str, float]) -> float:
     """Seconds per update; wps has more digits than ups."""
-    words_per_s, updates_per_s = values.get("wps", NAN), values.get("ups", NAN)
-    words = values.get("wpb", NAN)
-    if words_per_s > 0 and words > 0:
-        return words / words_per_s
-    return 1 / updates_per_s if updates_per_s > 0 else NAN
+    if "wps" in values and "wpb" in values:
+        return values["wpb"] / values["wps"] if values["wps"] else NAN
+    updates_per_s = values.get("ups", NAN)
+    return 1 / updates_per_s if updates_per_s else NAN
 
 
 def _add_tokens(line: str, builder: SeriesBuilder, writer: str) -> None:

@@ -19,18 +19,26 @@ The bar that ran longest is the training's; evaluation draws bars of its own in 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from failslow.errors import InputError
 from failslow.ingest.base import NUMBER, SeriesBuilder, Source, split_prefix
-from failslow.ingest.progress import ElapsedRecords, json_object, number, parse_bar, whole
+from failslow.ingest.progress import (
+    Bar,
+    ElapsedRecords,
+    json_object,
+    number,
+    one_writer,
+    parse_bar,
+    whole,
+)
 
 __all__ = ["READER", "HfTrainerReader"]
 
 _ENTRY = re.compile(r"\{'[^'{}]+': ")
-_FIELD = re.compile(rf"'(\w+)': '?({NUMBER})")
+_FIELD = re.compile(rf"'(\w+)': '?({NUMBER})[',}}]")
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
+_TIMES = {"train_runtime", "step_time"}
 _RESOLUTION_S = 1e-4
 """`train_runtime` has four decimals."""
 _NO_TIME = (
@@ -38,14 +46,6 @@ _NO_TIME = (
     "TrainingArguments(include_num_input_tokens_seen=True) (transformers 4.53 or newer), which "
     "adds train_runtime to every entry, or give the printed log with its progress bar"
 )
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What one bar showed: (iterations, elapsed, seconds paused before it)."""
-
-    points: list[tuple[int, float, bool]] = field(default_factory=list)
-    interrupted: bool = False
 
 
 class HfTrainerReader:
@@ -61,90 +61,60 @@ class HfTrainerReader:
             return True
         if "{'" in line:
             return "'loss': " in line or "'train_runtime': " in line
-        return _training_bar(line)
+        return _training_bar(split_prefix(line)[1]) is not None
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Raises InputError, with the option to set, when no entry carries a time."""
-        if source.head().lstrip().startswith(b"{") and b'"log_history"' in source.head():
-            self._read_state(source, builder)
+        first = next((line for line in source.lines() if line.strip()), "")
+        if first.lstrip().startswith("{") and any(
+            '"log_history"' in line for line in source.lines()
+        ):
+            _read_state(source, builder)
         else:
-            self._read_printed(source, builder)
+            printed: dict[str, _PrintedLog] = {}
+            for line in source.lines():
+                if "%|" in line or "{'" in line:
+                    writer, rest = split_prefix(line)
+                    printed.setdefault(writer, _PrintedLog()).line(rest)
+            told = {writer: len(log) for writer, log in printed.items() if len(log)}
+            if told:
+                writer = one_writer(told, builder)
+                printed[writer].add_to(builder)
         if not len(builder):
             raise InputError(f"{source.name}: {_NO_TIME}")
 
-    def _read_state(self, source: Source, builder: SeriesBuilder) -> None:
-        text = "\n".join(source.lines())
-        state = json_object(text)
-        history: object
-        if state is None:
-            builder.warn("the JSON is cut short or broken: its whole log entries were read")
-            history = [json_object(found) for found in _FLAT_OBJECT.findall(text)]
-        else:
-            history = state.get("log_history")
-        records = ElapsedRecords(builder)
-        for entry in history if isinstance(history, list) else []:
-            step = whole(entry.get("step")) if isinstance(entry, dict) else None
-            if step is None or "train_loss" in entry:  # the summary of the whole run
-                continue
+
+def _read_state(source: Source, builder: SeriesBuilder) -> None:
+    text = "\n".join(source.lines())
+    state = json_object(text)
+    history: object
+    if state is None:
+        builder.warn("the JSON is cut short or broken: its whole log entries were read")
+        history = [json_object(found) for found in _FLAT_OBJECT.findall(text)]
+    else:
+        history = state.get("log_history")
+    records = ElapsedRecords(builder)
+    for entry in history if isinstance(history, list) else []:
+        step = whole(entry.get("step")) if isinstance(entry, dict) else None
+        if step is not None:
             _add_entry(entry, step, builder, records)
-        records.close()
-
-    def _read_printed(self, source: Source, builder: SeriesBuilder) -> None:
-        bars: dict[tuple[str, int], _Progress] = {}
-        entries: list[tuple[int, dict[str, float]]] = []
-        without_step = 0
-        for line in source.lines():
-            writer, rest = split_prefix(line)
-            if "%|" in rest and _training_bar(rest):
-                bar = parse_bar(rest)
-                if bar is None:
-                    continue
-                for key, progress in bars.items():
-                    progress.interrupted |= key != (writer, bar.total)
-                progress = bars.setdefault((writer, bar.total), _Progress())
-                progress.points.append((bar.count, bar.elapsed_s, progress.interrupted))
-                progress.interrupted = False
-                if without_step:  # an entry is printed above the redrawn bar of its step
-                    entries[-without_step:] = [(bar.count, e) for _, e in entries[-without_step:]]
-                    without_step = 0
-            if _ENTRY.search(rest):
-                entry = {name: number(value) for name, value in _FIELD.findall(rest)}
-                if "train_loss" not in entry:
-                    entries.append((len(entries) + 1, entry))
-                    without_step += 1
-                if any(name.startswith("eval_") for name in entry):
-                    for progress in bars.values():
-                        progress.interrupted = True
-        timed = [e for e in entries if "train_runtime" in e[1] or "step_time" in e[1]]
-        if len(timed) > 1:
-            self._add_printed(entries, builder, counted=not bars)
-        elif bars:
-            longest = max(bars, key=lambda key: _span_s(bars[key]))
-            _add_bar(bars[longest], builder)
-
-    def _add_printed(
-        self, entries: list[tuple[int, dict[str, float]]], builder: SeriesBuilder, *, counted: bool
-    ) -> None:
-        if counted:
-            builder.warn("the entries have no step numbers: log entries were counted instead")
-        records = ElapsedRecords(builder)
-        for step, entry in entries:
-            _add_entry(entry, step, builder, records)
-        records.close()
+    records.close()
 
 
-def _training_bar(line: str) -> bool:
-    """Whether the line holds an unlabelled bar that counts iterations."""
+def _training_bar(line: str) -> Bar | None:
+    """An unlabelled bar that counts iterations."""
     if "%|" not in line or not ("it/s" in line or "s/it" in line):
-        return False
-    bar = parse_bar(split_prefix(line)[1])
-    return bar is not None and not bar.label
+        return None
+    bar = parse_bar(line)
+    return None if bar is None or bar.label else bar
 
 
 def _add_entry(
     entry: dict[str, Any], step: int, builder: SeriesBuilder, records: ElapsedRecords
 ) -> None:
     """One entry of the history, evaluation's included: its time is no iteration's."""
+    if "train_loss" in entry:  # the summary of the whole run
+        return
     if "step_time" in entry:
         builder.add(step=step, duration_s=number(entry["step_time"]))
     elif "eval_runtime" in entry:
@@ -158,19 +128,56 @@ def _add_entry(
         )
 
 
-def _span_s(progress: _Progress) -> float:
-    return max(elapsed_s for _, elapsed_s, _ in progress.points)
+class _PrintedLog:
+    """What one process printed: the points of each bar, by its total, and the entries."""
+
+    def __init__(self) -> None:
+        self._bars: dict[int, list[tuple[Bar, bool]]] = {}
+        self._interrupted: dict[int, bool] = {}
+        self._entries: list[tuple[int, dict[str, Any]]] = []
+        self._without_step = 0
+
+    def __len__(self) -> int:
+        return len(self._entries) + sum(len(points) for points in self._bars.values())
+
+    def line(self, line: str) -> None:
+        """Take in a line with a bar or an entry, or neither."""
+        bar = _training_bar(line)
+        if bar is not None:
+            self._bars.setdefault(bar.total, []).append(
+                (bar, self._interrupted.get(bar.total, False))
+            )
+            self._interrupted = {total: total != bar.total for total in self._bars}
+            # an entry is printed above the redrawn bar of its step
+            for index in range(len(self._entries) - self._without_step, len(self._entries)):
+                self._entries[index] = (bar.count, self._entries[index][1])
+            self._without_step = 0
+        if _ENTRY.search(line):
+            entry = {name: number(value) for name, value in _FIELD.findall(line)}
+            self._entries.append((len(self._entries) + 1, entry))
+            self._without_step += 1
+            if any(name.startswith("eval_") for name in entry):
+                self._interrupted = dict.fromkeys(self._bars, True)
+
+    def add_to(self, builder: SeriesBuilder) -> None:
+        """The entries where they have times, else the bar that ran longest."""
+        records = ElapsedRecords(builder)
+        timed = [e for _, e in self._entries if "train_loss" not in e and not _TIMES.isdisjoint(e)]
+        if len(timed) > 1:
+            if not self._bars:
+                builder.warn("the entries have no step numbers: log entries were counted instead")
+            for step, entry in self._entries:
+                _add_entry(entry, step, builder, records)
+        elif self._bars:
+            for bar, interrupted in max(self._bars.values(), key=_span_s):
+                if interrupted and bar.count == records.step:
+                    records.pause(bar.elapsed_s - records.elapsed_s)
+                records.point(bar.count, bar.elapsed_s)
+        records.close()
 
 
-def _add_bar(progress: _Progress, builder: SeriesBuilder) -> None:
-    records = ElapsedRecords(builder)
-    before = (-1, 0.0)
-    for count, elapsed_s, interrupted in progress.points:
-        if interrupted and count == before[0]:
-            records.pause(elapsed_s - before[1])
-        records.point(count, elapsed_s)
-        before = (count, elapsed_s)
-    records.close()
+def _span_s(points: list[tuple[Bar, bool]]) -> float:
+    return max(bar.elapsed_s for bar, _ in points)
 
 
 READER = HfTrainerReader()

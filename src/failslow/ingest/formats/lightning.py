@@ -15,7 +15,8 @@ on validation too; a redraw of the same step is no new record. A plain Lightning
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from itertools import chain, pairwise
 from math import isnan
 
 from failslow.ingest.base import NAN, NUMBER, SeriesBuilder, Source, split_prefix
@@ -26,6 +27,7 @@ from failslow.ingest.progress import (
     clock_in,
     find_number,
     number,
+    one_writer,
     parse_bar,
     whole,
 )
@@ -56,44 +58,55 @@ class LightningReader:
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Timed lines where there are any, else the bars' elapsed time."""
         lines = source.lines()
+        timed = _TimedLines(builder)
         plain: dict[str, list[tuple[int, Bar]]] = {}
-        seen: dict[str, tuple[int, float]] = {}
-        steps: dict[str, EpochSteps] = {}
-        for line in lines:
-            if _KEY in line and _is_header(line):
-                _read_csv(line, lines, builder)
-                return
+        for line, following in pairwise(chain(lines, (None,))):
+            if line is None:
+                break
             writer, rest = split_prefix(line)
+            if _KEY in rest and _is_header(rest):
+                _read_csv(rest, chain((following or "",), lines), builder)
+                return
             placed = _epoch_bar(rest) if "%|" in rest else None
             match = _TIMING.search(rest) if _KEY in rest else None
             if match is None:
                 if placed is not None:
                     plain.setdefault(writer, []).append(placed)
-                continue
-            if placed is not None:
-                epoch, bar = placed
-                counter = steps.setdefault(writer, EpochSteps())
-                step: int | None = counter.step(epoch, bar.count, bar.total)
-            else:
-                step = whole(find_number(_STEP, rest))
-            duration_s = float(match[1])
-            if step is None or seen.get(writer) == (step, duration_s):
-                continue
-            seen[writer] = (step, duration_s)
-            _add_line(rest, step, duration_s, builder, writer)
+            elif following is not None or match.end() < len(rest):  # else it may be cut short
+                timed.add(rest, float(match[1]), placed, writer)
         if plain and not len(builder):
-            _read_bars(max(plain.values(), key=len), builder)
+            told = {writer: len(bars) for writer, bars in plain.items()}
+            _read_bars(plain[one_writer(told, builder)], builder)
 
 
-def _add_line(line: str, step: int, duration_s: float, builder: SeriesBuilder, writer: str) -> None:
-    timestamp_s = find_number(_TIMESTAMP, line)
-    builder.add(
-        step=step,
-        duration_s=duration_s,
-        clock_s=clock_in(line) if isnan(timestamp_s) else timestamp_s,
-        work=find_number(_BATCH, line),
-        writer=writer,
-    )
+class _TimedLines:
+    """Lines with `train_step_timing in s`; a step redrawn is added once."""
+
+    def __init__(self, builder: SeriesBuilder) -> None:
+        self._builder = builder
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._counters: dict[str, EpochSteps] = {}
+
+    def add(
+        self, line: str, duration_s: float, placed: tuple[int, Bar] | None, writer: str
+    ) -> None:
+        if placed is not None:
+            epoch, bar = placed
+            counter = self._counters.setdefault(writer, EpochSteps())
+            step: int | None = counter.step(epoch, bar.count, bar.total)
+        else:
+            step = whole(find_number(_STEP, line))
+        if step is None or self._seen.get(writer) == (step, duration_s):
+            return
+        self._seen[writer] = (step, duration_s)
+        timestamp_s = find_number(_TIMESTAMP, line)
+        self._builder.add(
+            step=step,
+            duration_s=duration_s,
+            clock_s=clock_in(line) if isnan(timestamp_s) else timestamp_s,
+            work=find_number(_BATCH, line),
+            writer=writer,
+        )
 
 
 def _is_header(line: str) -> bool:
@@ -101,23 +114,23 @@ def _is_header(line: str) -> bool:
     return _KEY in columns and ("step" in columns or "global_step" in columns)
 
 
-def _read_csv(header: str, lines: Iterator[str], builder: SeriesBuilder) -> None:
+def _read_csv(header: str, lines: Iterable[str], builder: SeriesBuilder) -> None:
     """Rows of the CSV logger; validation's rows leave the timing empty."""
     columns = header.strip().split(",")
     place = "step" if "step" in columns else "global_step"
-    consumed = ("", 0)
+    consumed: dict[str, tuple[float, int]] = {}
     for line in lines:
-        row = dict(zip(columns, line.strip().split(","), strict=False))
-        step = whole(row.get(place))
-        duration_s = number(row.get(_KEY))
-        if step is None or isnan(duration_s):
+        writer, rest = split_prefix(line)
+        cells = rest.strip().split(",")
+        row = dict(zip(columns, cells, strict=False))
+        step, duration_s = whole(row.get(place)), number(row.get(_KEY))
+        if step is None or isnan(duration_s) or len(cells) < len(columns):
             continue
-        samples = row.get("consumed_samples", "")
-        work = NAN
-        if consumed[0] and samples and step > consumed[1]:
-            work = (number(samples) - number(consumed[0])) / (step - consumed[1])
-        consumed = (samples, step)
-        builder.add(step=step, duration_s=duration_s, work=work)
+        samples = number(row.get("consumed_samples"))
+        before, since = consumed.get(writer, (NAN, step))
+        consumed[writer] = samples, step
+        work = (samples - before) / (step - since) if step > since else NAN
+        builder.add(step=step, duration_s=duration_s, work=work, writer=writer)
 
 
 def _epoch_bar(line: str) -> tuple[int, Bar] | None:
@@ -127,11 +140,11 @@ def _epoch_bar(line: str) -> tuple[int, Bar] | None:
     return (int(epoch[1]), bar) if epoch is not None and bar is not None else None
 
 
-def _read_bars(plain: list[tuple[int, Bar]], builder: SeriesBuilder) -> None:
+def _read_bars(bars: list[tuple[int, Bar]], builder: SeriesBuilder) -> None:
     """A bar starts at zero every epoch; a redraw at the same count ends a validation."""
     records, steps = ElapsedRecords(builder), EpochSteps()
     before_s, last = 0.0, (-1, Bar("", -1, 0, 0.0))
-    for epoch, bar in plain:
+    for epoch, bar in bars:
         if epoch > last[0] >= 0:
             before_s += last[1].elapsed_s
         elapsed_s = before_s + bar.elapsed_s

@@ -40,10 +40,10 @@ class LlamaFactoryReader:
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Rounded times become records where enough of them have passed."""
-        records = ElapsedRecords(builder)
-        before = (-1, 0.0)
+        records: dict[str, ElapsedRecords] = {}
         for line in source.lines():
-            row = json_object(split_prefix(line)[1]) if self.matches(line) else None
+            writer, rest = split_prefix(line)
+            row = json_object(rest) if self.matches(rest) else None
             step = whole(row.get("current_steps")) if row is not None else None
             if row is None or step is None:
                 if line.strip():
@@ -52,11 +52,12 @@ class LlamaFactoryReader:
             elapsed_s = elapsed_seconds(str(row.get("elapsed_time")))
             tokens = number(row.get("total_tokens"))
             elapsed_s, resolution_s = _sharpened(elapsed_s, tokens, number(row.get("throughput")))
-            if step == before[0]:
-                records.pause(elapsed_s - before[1])
-            records.point(step, elapsed_s, resolution_s=resolution_s, work_total=tokens)
-            before = (step, elapsed_s)
-        records.close()
+            own = records.setdefault(writer, ElapsedRecords(builder, writer))
+            if step == own.step:
+                own.pause(elapsed_s - own.elapsed_s)
+            own.point(step, elapsed_s, resolution_s=resolution_s, work_total=tokens)
+        for own in records.values():
+            own.close()
 
 
 def _sharpened(elapsed_s: float, tokens: float, throughput: float) -> tuple[float, float]:

@@ -26,10 +26,11 @@ _HEADER = re.compile(
     r"\[\s*(?P<index>\d{1,18})/(?P<length>\d{1,18})\b[^\]]*\]"
 )
 _TIME = re.compile(
-    rf"(?<![Dd]ata )(?<![\w/])(?:(?:[Bb]atch[_ ])?[Tt]ime:?|Batch \(t\):)\s+({NUMBER})"
+    rf"(?<![Dd]ata )(?<![\w/])(?:(?:[Bb]atch[_ ])?[Tt]ime:?|Batch \(t\):)\s+({NUMBER})s?[,\s]"
 )
 _DATA = re.compile(rf"(?<![\w/])[Dd]ata(?:[_ ][Tt]ime| \(t\))?:?\s+({NUMBER})")
-_RATE = re.compile(rf"(?:\bSpeed\s+|\bimg/s: |\ds?,\s+)({NUMBER})(?:/s\b|\s+\()")
+_SPEED = re.compile(rf"\bSpeed\s+({NUMBER})\s+\(|(?<=\ds,)\s*({NUMBER})/s\b")
+"""Only Apex and timm: others print a speed of another moment than the time."""
 _EVALUATION = re.compile(r"\b(?:[Vv]al|[Tt]est|[Ee]val)")
 
 
@@ -42,28 +43,32 @@ class MetersReader:
 
     def matches(self, line: str) -> bool:
         """An epoch, a place in it and a time."""
-        return "ime" in line and _record(line) is not None
+        return _may_match(line) and _record(line) is not None
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Step = epoch · iterations per epoch + place in the epoch."""
         for line in source.lines():
             writer, rest = split_prefix(line)
-            found = _record(rest) if "ime" in rest else None
+            found = _record(rest) if _may_match(rest) else None
             if found is None:
                 continue
             header, duration_s = found
             index, length = int(header["index"]), int(header["length"])
             data = _DATA.search(rest, header.end())
-            rate = _RATE.search(rest, header.end())
+            speed = _SPEED.search(rest, header.end())
             builder.add(
                 step=int(header["epoch"] or 0) * length + index,
                 duration_s=duration_s,
                 iterations=1 if index == 0 else 0,  # an epoch's first batch waits for the loader
                 clock_s=clock_in(rest),
-                work=number(rate[1]) * duration_s if rate else NAN,
+                work=number(speed[1] or speed[2]) * duration_s if speed else NAN,
                 data_s=number(data[1]) if data else NAN,
                 writer=writer,
             )
+
+
+def _may_match(line: str) -> bool:
+    return "ime" in line or "(t): " in line
 
 
 def _record(line: str) -> tuple[re.Match[str], float] | None:

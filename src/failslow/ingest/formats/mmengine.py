@@ -28,7 +28,7 @@ __all__ = ["READER", "MmengineReader"]
 _TEXT = re.compile(
     r"\b(?:Epoch|Iter)(?:\(train\))?\s*(?:\[\s*(?P<epoch>\d{1,9})\])?"
     r"\[\s*(?P<index>\d{1,18})/(?P<length>\d{1,18})\]"
-    rf".*?\btime: (?P<time>{NUMBER})(?:,?\s+data_time: (?P<data>{NUMBER}))?"
+    rf".*?\btime: (?P<time>{NUMBER})[,\s](?:\s*data_time: (?P<data>{NUMBER}))?"
 )
 
 
@@ -48,16 +48,17 @@ class MmengineReader:
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """A new header of mmcv's JSON (`env_info`) begins a run."""
-        steps = EpochSteps()
+        counters: dict[str, EpochSteps] = {}
         for line in source.lines():
             writer, rest = split_prefix(line)
+            steps = counters.setdefault(writer, EpochSteps())
             if rest.startswith("{"):
                 row = json_object(rest)
                 if row is None:
                     builder.warn("a line that is no whole JSON record was skipped")
                 elif "env_info" in row:
                     builder.new_run("a new header")
-                    steps = EpochSteps()
+                    counters[writer] = EpochSteps()
                 elif _is_training(row):
                     _add_row(row, steps, builder, writer)
                 continue

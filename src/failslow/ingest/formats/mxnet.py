@@ -64,7 +64,8 @@ class MxnetReader:
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Without a batch size in the log the times are those of one sample."""
-        steps, settings = EpochSteps(), RunHeader()
+        counters: dict[str, EpochSteps] = {}
+        settings = RunHeader()
         for line in source.lines():
             writer, rest = split_prefix(line)
             if "Namespace(" in rest:
@@ -84,13 +85,15 @@ class MxnetReader:
                 )
             speed = float(match["speed"])
             node = _NODE.search(rest)
+            writer = writer or (node[0] if node else "")
+            steps = counters.setdefault(writer, EpochSteps())
             index = int(match["batch"]) + 1
             builder.add(
                 step=steps.step(int(match["epoch"]), index, int(match["length"] or 0)),
                 duration_s=(1.0 if isnan(batch) else batch) / speed if speed else NAN,
                 clock_s=clock_in(rest),
                 work=batch,
-                writer=writer or (node[0] if node else ""),
+                writer=writer,
             )
 
 

@@ -21,13 +21,13 @@ from failslow.ingest.progress import EpochSteps, clock_in, find_number
 
 __all__ = ["READER", "PaddleReader"]
 
-_COST = re.compile(rf"\b(?:avg_)?batch_cost: ({NUMBER})")
+_COST = re.compile(rf"\b(?:avg_)?batch_cost: ({NUMBER})s?[,\s]")
 _READER_COST = re.compile(rf"\b(?:avg_)?(?:reader|data)_cost: ({NUMBER})")
-_SAMPLES = re.compile(rf"\bavg_samples: ({NUMBER})")
-_IPS = re.compile(r"\b(?:avg_)?ips: (\d+\.\d+)")
-_RUNTIME = re.compile(rf"\binterval_runtime: ({NUMBER})")
-_STEPS_PER_S = re.compile(rf"\binterval_steps_per_second: ({NUMBER})")
-_SAMPLES_PER_S = re.compile(rf"\binterval_samples_per_second: ({NUMBER})")
+_SAMPLES = re.compile(rf"\bavg_samples: ({NUMBER})[,\s]")
+_IPS = re.compile(r"\b(?:avg_)?ips: (\d+\.\d+)[,\s]")
+_RUNTIME = re.compile(rf"\binterval_runtime: ({NUMBER}),")
+_STEPS_PER_S = re.compile(rf"\binterval_steps_per_second: ({NUMBER}),")
+_SAMPLES_PER_S = re.compile(rf"\binterval_samples_per_second: ({NUMBER}),")
 _GLOBAL_STEP = re.compile(r"\bglobal[_ ]step:? (\d{1,18})")
 _EPOCH = re.compile(r"\b[Ee]poch:?\s*\[?\s*(\d{1,9})")
 _INDEX = re.compile(
@@ -85,20 +85,27 @@ class _MeanOfEpoch:
 
     def __init__(self) -> None:
         self._epoch, self._count, self._totals_s = -1, 0, (0.0, 0.0)
+        self._undone: tuple[float, float] | None = None
 
     def undo(
         self, epoch: int, index: int, cost_s: float, data_s: float
     ) -> tuple[float, float] | None:
         """(cost, data) since the line before; None where the epoch before is still in them."""
         count = index + 1 - self._SET_BACK
-        if count < 1:
+        if count < 1 or isnan(cost_s):
             return None
+        if (epoch, count) == (self._epoch, self._count):  # the same line again
+            return self._undone
         goes_on = epoch == self._epoch and count > self._count
         since, then = (self._count, self._totals_s) if goes_on else (0, (0.0, 0.0))
         self._epoch, self._count = epoch, count
         self._totals_s = cost_s * count, data_s * count
         covered = count - since
-        return (self._totals_s[0] - then[0]) / covered, (self._totals_s[1] - then[1]) / covered
+        self._undone = (
+            (self._totals_s[0] - then[0]) / covered,
+            (self._totals_s[1] - then[1]) / covered,
+        )
+        return self._undone
 
 
 def _place(line: str) -> tuple[int, int, int] | None:
