@@ -348,7 +348,7 @@ def test_closing_leaves_no_thread_and_no_socket(connect: Connect) -> None:
         endpoint.poll("steps", timeout_s=0.05)
     for endpoint in endpoints:
         endpoint.close()
-    until(lambda: held() <= before)
+    until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
 
 
 def test_two_threads_may_share_an_endpoint(connect: Connect) -> None:
