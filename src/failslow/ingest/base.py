@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _STEP_LIMIT = 2**62
+_CLOCK_LIMIT_S = 1e12
 
 
 class Reader(Protocol):
@@ -120,11 +121,12 @@ class SeriesBuilder:
                 f"{self._source}: no timing record of format {self._format} in it; check that it "
                 f"is the training log, or name another --format"
             )
+        clock_s = np.frombuffer(self._clock, np.float64)
         columns = Columns(
             step=np.frombuffer(self._step, np.int64),
             duration_s=np.frombuffer(self._duration, np.float64),
             iterations=np.frombuffer(self._iterations, np.int64),
-            clock_s=np.frombuffer(self._clock, np.float64),
+            clock_s=np.where(np.abs(clock_s) < _CLOCK_LIMIT_S, clock_s, NAN),
             work=np.frombuffer(self._work, np.float64),
             data_s=np.frombuffer(self._data, np.float64),
             run=np.frombuffer(self._run, np.int64),

@@ -21,8 +21,8 @@ from failslow.records import Run, StepSeries
 
 __all__ = ["Columns", "mend"]
 
-_LONGEST_S = 1e8
-"""A mean iteration longer than this (three years) is a broken number."""
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e8
+"""A mean iteration outside these (a nanosecond, three years) is a broken number."""
 _EPOCH = (1e8, 1e11)
 """Clock values in here are epoch seconds (1973 to 5138); others only count."""
 _CLOCK_JITTER_S = 2.0
@@ -37,7 +37,10 @@ _JUMP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Records as read, in file order; `run` counts headers, `writer` indexes the writers."""
+    """Records as read, in file order; `run` counts headers, `writer` indexes the writers.
+
+    A clock value is a number under 1e12 or NaN; the other floats may be anything.
+    """
 
     step: NDArray[np.int64]
     duration_s: NDArray[np.float64]
@@ -74,8 +77,7 @@ def mend(
     starts, notes = _run_starts(columns, runs)
     iterations = _iterations(columns, starts, told)
 
-    usable = np.isfinite(columns.duration_s)
-    usable &= (columns.duration_s > 0) & (columns.duration_s < _LONGEST_S)
+    usable = (columns.duration_s > _SHORTEST_S) & (columns.duration_s < _LONGEST_S)
     if not usable.all():
         lost = int(len(usable) - usable.sum())
         told.append(
@@ -303,7 +305,7 @@ def _time_axis(
     """(end_s, clocked, start_time): when each record ended, from the start of the first."""
     own = columns.duration_s * iterations
     summed = np.cumsum(own)
-    clock = np.where(np.isfinite(columns.clock_s), columns.clock_s, np.nan)
+    clock = columns.clock_s
     known = np.flatnonzero(~np.isnan(clock))
     if len(known) == 0:
         return summed, False, None

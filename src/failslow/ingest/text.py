@@ -15,9 +15,9 @@ import sys
 import zlib
 from calendar import timegm
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, cast
 
 from failslow.errors import InputError
 
@@ -64,10 +64,12 @@ class Source:
             return cls(str(path), data=path.read_bytes())
         return cls(str(path), path=path)
 
-    def open(self) -> IO[bytes]:
+    def open(self) -> io.BufferedReader | io.BytesIO | gzip.GzipFile:
         """Raw bytes, gunzipped when they begin with the gzip magic."""
         try:
-            raw: IO[bytes] = self.path.open("rb") if self.path else io.BytesIO(self._data or b"")
+            raw: io.BufferedReader | io.BytesIO = (
+                self.path.open("rb") if self.path else io.BytesIO(self._data or b"")
+            )
             magic = raw.read(2)
             raw.seek(0)
         except OSError as error:
@@ -77,17 +79,18 @@ class Source:
         if magic != b"\x1f\x8b":
             return raw
         if self.path is None:
-            return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+            return gzip.GzipFile(fileobj=raw)
         raw.close()
-        return cast(IO[bytes], gzip.open(self.path))
+        return gzip.open(self.path)
 
     def head(self) -> bytes:
         """The first 64 KiB (gunzipped), or as much of them as can be read."""
-        with self.open() as raw:
-            try:
-                return raw.read(_HEAD_BYTES)
-            except (EOFError, OSError, zlib.error):
-                return b""
+        parts: list[bytes] = []
+        with self.open() as raw, suppress(EOFError, OSError, zlib.error):
+            # piece by piece: a gzip stream cut short gives what came before the cut
+            while sum(map(len, parts)) < _HEAD_BYTES and (part := raw.read1(8192)):
+                parts.append(part)
+        return b"".join(parts)
 
     def lines(self) -> Iterator[str]:
         """Text lines without line end, ANSI colours or carriage returns; bad UTF-8 replaced.
