@@ -15,8 +15,8 @@ on validation too; a redraw of the same step is no new record. A plain Lightning
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import isnan
 
 from failslow.ingest.base import NAN, NUMBER, SeriesBuilder, Source, split_prefix
@@ -60,9 +60,7 @@ class LightningReader:
         lines = source.lines()
         timed = _TimedLines(builder)
         plain: dict[str, list[tuple[int, Bar]]] = {}
-        for line, following in pairwise(chain(lines, (None,))):
-            if line is None:
-                break
+        for line, following in _with_next(lines):
             writer, rest = split_prefix(line)
             if _KEY in rest and _is_header(rest):
                 _read_csv(rest, chain((following or "",), lines), builder)
@@ -77,6 +75,15 @@ class LightningReader:
         if plain and not len(builder):
             told = {writer: len(bars) for writer, bars in plain.items()}
             _read_bars(plain[one_writer(told, builder)], builder)
+
+
+def _with_next(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
+    """Each line with the one after it; None after the last."""
+    line = next(lines, None)
+    while line is not None:
+        following = next(lines, None)
+        yield line, following
+        line = following
 
 
 class _TimedLines:
