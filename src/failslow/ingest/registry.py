@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -55,8 +54,6 @@ def readers() -> tuple[Reader, ...]:
     """Every reader, in the order of the registry."""
     found: list[Reader] = []
     for name in _FORMATS:
-        if find_spec(f"failslow.ingest.formats.{name}") is None:
-            continue
         module = import_module(f"failslow.ingest.formats.{name}")
         found += getattr(module, "READERS", None) or (module.READER,)
     return tuple(found)
