@@ -4,7 +4,7 @@ In: nothing (an output folder, if another is wanted). Out: four logs of under 60
 
     megatron_slow.log      a fail-slow of ×1.4 that comes and goes
     nanogpt_clean.log      healthy, with a long iteration at every checkpoint
-    mxnet_batch_change.log a second run with a larger batch: a workload change
+    mxnet_batch_change.log a second run with a larger batch in float32: a workload change
     mllog_spikes.txt       healthy, with isolated spikes
 
     python scripts/make_examples.py [FOLDER]
@@ -64,9 +64,9 @@ def megatron() -> list[str]:
 
 
 def nanogpt() -> list[str]:
-    """250 lines, one in ten iterations; every 250 iterations a checkpoint costs a long one."""
+    """240 lines, one in ten iterations; every 250 iterations a checkpoint costs a long one."""
     lines = []
-    times = noisy(0.2475, 250, 0.008, seed=2)
+    times = noisy(0.2475, 240, 0.008, seed=2)
     times[25::25] *= 14.0
     for k, time_s in enumerate(times.tolist()):
         step = k * 10
@@ -79,17 +79,19 @@ def nanogpt() -> list[str]:
 
 
 def mxnet() -> list[str]:
-    """Two runs in one file: batch 64, then batch 128 at the same speed a sample."""
+    """Two runs in one file: batch 64 in float16, then batch 128 in float32, slower a sample."""
     lines = []
     clock = START
-    for run, batch in enumerate((64, 128)):
-        arguments = f"Namespace(batch_size={batch}, dtype='float16', lr=0.1, num_gpus=1)"
+    for run, (batch, dtype, healthy) in enumerate(
+        ((64, "float16", 640.0), (128, "float32", 400.0))
+    ):
+        arguments = f"Namespace(batch_size={batch}, dtype='{dtype}', lr=0.1, num_gpus=1)"
         lines.append(f"{clock:%Y-%m-%d %H:%M:%S} INFO {arguments}")
         for k, factor in enumerate(noisy(1.0, 80, 0.015, seed=3 + run).tolist()):
-            speed = 640.0 / factor
+            speed = healthy / factor
             clock += timedelta(seconds=50 * batch / speed)
             lines.append(
-                f"INFO:root:Epoch[{k // 20}] Batch [{(k % 20 + 1) * 50}]\t"
+                f"INFO:root:Epoch[{k // 20}] Batch [{(k % 20 + 1) * 50 - 1}]\t"
                 f"Speed: {speed:.2f} samples/sec\taccuracy={0.2 + 0.006 * k:.6f}"
             )
     return lines

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import resource
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -101,6 +104,60 @@ def test_a_terminal_that_knows_only_ascii_gets_question_marks(
     assert b"?1.40" in done.stdout
 
 
+def read_until(descriptor: int, wanted: bytes) -> bytes:
+    """What a terminal shows up to `wanted`, or up to its end."""
+    shown = b""
+    while wanted not in shown:
+        ready, _, _ = select.select([descriptor], [], [], 60)
+        assert ready, f"nothing more came after {shown!r}"
+        try:
+            piece = os.read(descriptor, 65536)
+        except OSError:  # how a pty says that its other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    return shown
+
+
+def test_progress_appears_on_a_terminal_once_it_takes_long_and_stdout_stays_pure(
+    command: Sequence[str], examples: Path
+) -> None:
+    main, worker = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [*command, "analyze", "-", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=worker,
+        env=environment,
+    ) as process:
+        os.close(worker)
+        shown = read_until(main, b"0/1")  # it waits for us, so a second passes
+        stdout, _ = process.communicate((examples / "megatron_slow.log").read_bytes(), timeout=60)
+    read_until(main, b"nothing more")
+    os.close(main)
+
+    assert b"0/1" in shown
+    assert json.loads(stdout)["jobs"][0]["source"] == "<stdin>"
+    assert process.returncode == 0
+
+
+def test_ctrl_c_leaves_quietly_with_130(command: Sequence[str]) -> None:
+    main, worker = pty.openpty()
+    with subprocess.Popen(
+        [*command, "analyze", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=worker
+    ) as process:
+        os.close(worker)
+        read_until(main, b"0/1")  # it is at work, reading
+        process.send_signal(signal.SIGINT)
+        shown = read_until(main, b"no such words")
+        assert process.wait(timeout=60) == 130
+    os.close(main)
+
+    assert b"Traceback" not in shown
+
+
 def test_colours_are_for_terminals_only(command: Sequence[str], examples: Path) -> None:
     log = str(examples / "megatron_slow.log")
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
@@ -110,15 +167,7 @@ def test_colours_are_for_terminals_only(command: Sequence[str], examples: Path) 
         [*command, "analyze", log], stdout=worker, stderr=worker, env=environment
     ) as process:
         os.close(worker)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(main, 65536)
-            except OSError:  # how a pty says that its other end is closed
-                break
-            if not piece:
-                break
-            shown += piece
+        shown = read_until(main, b"no such words")
         assert process.wait(timeout=60) == 0
     os.close(main)
     piped = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -31,6 +32,7 @@ addEventListener("load", () => {
   const later = (work) => setTimeout(work, 600);
   later(() => {
     told.labels = chart.layout.annotations.map((a) => a.text);
+    told.hover = chart.data[0].text[0];
     told.pinned = chart.data[5].x.length;
     told.stepTitle = chart.layout.xaxis.title.text;
     told.ratios = chart.layout.yaxis2.range.map((v) => v.toFixed(2));
@@ -95,10 +97,14 @@ def test_the_chart_draws_labels_switches_and_zooms_without_any_request(
 
     title = re.search(r"<title>told (.*?)</title>", done.stdout)
     assert title, done.stdout[-500:]
-    told = json.loads(title[1])
+    told = json.loads(html.unescape(title[1]))
     assert told["errors"] == []
     assert len(told["labels"]) == 1
     assert told["labels"][0].startswith("×1.40 · ")
+    assert told["hover"].startswith("<b>step 10</b><br>")
+    assert " an iteration (×" in told["hover"]
+    assert "mean of 10 iterations" in told["hover"]
+    assert "2025-04-27 06:27:3" in told["hover"]
     assert told["pinned"] == 3  # the spikes stand above the first view
     assert told["stepTitle"] == "step"
     bottom, top = map(float, told["ratios"])

@@ -40,8 +40,9 @@ def test_every_episodes_peak_and_boundaries_and_all_extremes_survive(
 
     payload = job_picture(series, analysis, buckets=buckets).payload
 
-    steps = set(payload["line"]["step"])
+    steps = {*payload["line"]["step"], *payload["spikes"]["step"]}
     drawn = dict(zip(payload["line"]["step"], payload["line"]["y"], strict=True))
+    drawn |= dict(zip(payload["spikes"]["step"], payload["spikes"]["y"], strict=True))
     for first, last, _ in episodes:
         around = (first - 1, first, last, last + 1)
         assert {int(series.step[i]) for i in around if 0 <= i < len(series)} <= steps

@@ -56,7 +56,6 @@ class _Group(TyperGroup):
             report_error(str(error))
             code = 1
         except (KeyboardInterrupt, typer.Abort):
-            report_error("interrupted")
             code = 130
         except Exception as error:  # a bug of ours is still no reason to show a traceback
             if os.environ.get("FAILSLOW_DEBUG"):

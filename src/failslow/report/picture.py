@@ -42,7 +42,7 @@ class JobPicture:
     records: int
     """Samples in the series."""
     drawn: int
-    """Samples kept for the line."""
+    """Samples kept, spikes included."""
 
 
 def job_picture(series: StepSeries, analysis: JobAnalysis, *, buckets: int = 1500) -> JobPicture:
@@ -54,15 +54,18 @@ def job_picture(series: StepSeries, analysis: JobAnalysis, *, buckets: int = 150
     y, n = series.duration_s, len(series)
     starts = _run_starts(series)
     position = _positions(series)
-    kept = _kept(series, analysis, starts, buckets)
-    spikes, stands_for = highest_per_bucket(
-        y, np.asarray(analysis.spike_index, dtype=np.int64), buckets=buckets
-    )
+    plain = np.ones(n, dtype=np.bool_)
+    plain[[i for i in analysis.spike_index if 0 <= i < n]] = False
+    keep = _must_stay(series, analysis, starts)
+    kept = _line(series, analysis, plain, keep[plain[keep]], buckets)
+    spikes, stands_for = _spikes(y, plain, keep[~plain[keep]], buckets)
     columns = _Columns(series, position, starts)
-    fit = _fit(y, analysis)
+    fit, data = _fit(y, analysis), _data(series, columns, kept)
+    if data["y"]:
+        fit[0] = 0.0
     payload: dict[str, Any] = {
         "records": n,
-        "drawn": len(kept),
+        "drawn": len(kept) + len(spikes),
         "unrolled": bool(n) and not np.array_equal(position, series.step),
         "start": series.start_time,
         "healthy_s": _round(analysis.healthy_iteration_s),
@@ -70,7 +73,7 @@ def job_picture(series: StepSeries, analysis: JobAnalysis, *, buckets: int = 150
         "course": _course(series, analysis, columns, starts),
         "spikes": columns.at(spikes, broken=False) | {"count": stands_for.tolist()},
         "healthy": _healthy(analysis, columns, starts),
-        "data": _data(series, columns, kept),
+        "data": data,
         "episodes": [
             _episode(number, episode, columns, n)
             for number, episode in enumerate(analysis.episodes, start=1)
@@ -87,7 +90,7 @@ def job_picture(series: StepSeries, analysis: JobAnalysis, *, buckets: int = 150
         "fit": fit,
         "above_fit": int(np.count_nonzero(y > fit[1])),
     }
-    return JobPicture(analysis=analysis, payload=payload, records=n, drawn=len(kept))
+    return JobPicture(analysis=analysis, payload=payload, records=n, drawn=len(kept) + len(spikes))
 
 
 class _Columns:
@@ -166,23 +169,53 @@ def _bounds(episode: Episode, n: int) -> tuple[int, int]:
     return first, min(max(episode.last_index, first), n - 1)
 
 
-def _kept(series: StepSeries, analysis: JobAnalysis, starts: list[int], buckets: int) -> Indices:
+def _must_stay(series: StepSeries, analysis: JobAnalysis, starts: list[int]) -> Indices:
+    """Both ends of every run; the boundaries of every episode, what is beside them, its peak."""
     y, n = series.duration_s, len(series)
-    if not n:
-        return np.arange(0)
     keep: set[int] = set()
     for start in starts:
         keep.update((start - 1, start))
-    detail = max(4, min(buckets, _DETAIL_BUCKETS // max(len(analysis.episodes), 1), 300))
     for episode in analysis.episodes:
         first, last = _bounds(episode, n)
-        inside = y[first : last + 1]
         keep.update((first - 1, first, last, last + 1))
-        keep.update((first + int(np.argmax(inside)), first + int(np.argmin(inside))))
+        keep.add(first + int(np.argmax(y[first : last + 1])))
+    return np.array(sorted(i for i in keep if 0 <= i < n), dtype=np.int64)
+
+
+def _line(
+    series: StepSeries,
+    analysis: JobAnalysis,
+    plain: NDArray[np.bool_],
+    keep: Indices,
+    buckets: int,
+) -> Indices:
+    """What the line goes through. Spikes stand apart: a line up to each would hide the rest."""
+    y, n = series.duration_s, len(series)
+    detail = max(4, min(buckets, _DETAIL_BUCKETS // max(len(analysis.episodes), 1), 300))
+    pieces = [keep, _decimated(y, plain, 0, n, buckets)]
+    for episode in analysis.episodes:
+        first, last = _bounds(episode, n)
         margin = max(50, (last - first) // 2)
         low, high = max(0, first - margin), min(n, last + margin + 1)
-        keep.update((decimate(y[low:high], buckets=detail) + low).tolist())
-    return decimate(y, buckets=buckets, keep=keep)
+        pieces.append(_decimated(y, plain, low, high, detail))
+    return np.unique(np.concatenate(pieces))
+
+
+def _spikes(
+    y: Floats, plain: NDArray[np.bool_], keep: Indices, buckets: int
+) -> tuple[Indices, Indices]:
+    """The spikes to mark, and how many each stands for: the highest of a bucket, and `keep`."""
+    others = np.setdiff1d(np.flatnonzero(~plain), keep)
+    highest, counts = highest_per_bucket(y, others, buckets=buckets)
+    places = np.concatenate([highest, keep])
+    order = np.argsort(places)
+    counted = np.concatenate([counts, np.ones(len(keep), dtype=np.int64)])
+    return places[order], counted[order]
+
+
+def _decimated(y: Floats, plain: NDArray[np.bool_], low: int, high: int, buckets: int) -> Indices:
+    places = np.flatnonzero(plain[low:high]) + low
+    return places[decimate(y[places], buckets=buckets)]
 
 
 def _segments(analysis: JobAnalysis, starts: list[int], n: int) -> Iterable[tuple[int, int]]:
@@ -239,7 +272,8 @@ def _healthy(
 def _data(series: StepSeries, columns: _Columns, kept: Indices) -> dict[str, list[float | None]]:
     """Seconds an iteration waits for data, where the log tells and it ever matters."""
     waits = np.nan_to_num(series.data_s[kept])
-    if not np.any(waits > 0.02 * series.duration_s[kept]):
+    # more than a tenth of an iteration, and not just now and then
+    if not len(kept) or np.mean(waits > 0.1 * series.duration_s[kept]) < 0.02:
         kept, waits = kept[:0], waits[:0]
     return columns.at(kept, waits)
 

@@ -48,8 +48,7 @@
       this.axis = "x";
       this.range = element.dataset.range || "fit";
       [this.scale, this.unit] = unitOf(this.data.healthy_s || 1);
-      const times = this.data.line.time, last = times.length ? times[times.length - 1] : 1;
-      [this.timeScale, this.timeUnit] = timeUnitOf(last);
+      [this.timeScale, this.timeUnit] = timeUnitOf(Math.max(1e-9, ...this.everywhere("time")));
       this.drawn = false;
       this.settling = false;
       this.bind();
@@ -73,6 +72,11 @@
           this.element.scrollIntoView({ behavior: "smooth", block: "center" });
         });
       });
+    }
+
+    // a column of all that is drawn, line and spikes
+    everywhere(name) {
+      return this.data.line[name].concat(this.data.spikes[name]).filter((value) => value !== null);
     }
 
     onAxis(columns) {
@@ -130,13 +134,13 @@
     }
 
     xRange() {
-      const xs = this.onAxis(this.data.line).filter((x) => x !== null);
-      const low = xs[0], high = xs[xs.length - 1], room = (high - low) * 0.01 || 1;
+      const xs = this.axis === "time" ? this.everywhere("time").map((t) => t * this.timeScale) : this.everywhere("x");
+      const low = Math.min(...xs), high = Math.max(...xs), room = (high - low) * 0.01 || 1;
       return [low - room, high + room];
     }
 
     yRange() {
-      const ys = this.data.line.y.filter((y) => y !== null);
+      const ys = this.everywhere("y");
       const lowest = Math.min(...ys), highest = Math.max(...ys);
       const [low, high] = this.range === "fit" ? this.data.fit : [lowest, highest];
       if (this.range === "log") {
@@ -216,17 +220,22 @@
 
     pinned(axis, y) {
       const top = y.type === "log" ? Math.pow(10, y.range[1]) : y.range[1];
-      const line = this.data.line, xs = this.onAxis(line), best = new Map();
-      for (let i = 0; i < xs.length; i++) {
-        if (line.y[i] === null || line.y[i] * this.scale <= top) continue;
-        if (xs[i] < axis.range[0] || xs[i] > axis.range[1]) continue;
-        const column = Math.round(axis.l2p(xs[i]) / 7), other = best.get(column);
-        if (other === undefined || line.y[other] < line.y[i]) best.set(column, i);
+      const best = new Map();
+      for (const columns of [this.data.line, this.data.spikes]) {
+        const xs = this.onAxis(columns);
+        for (let i = 0; i < xs.length; i++) {
+          if (columns.y[i] === null || columns.y[i] * this.scale <= top) continue;
+          if (xs[i] < axis.range[0] || xs[i] > axis.range[1]) continue;
+          const column = Math.round(axis.l2p(xs[i]) / 7), other = best.get(column);
+          if (!other || other.columns.y[other.i] < columns.y[i]) best.set(column, { columns, i, x: xs[i] });
+        }
       }
-      const at = [...best.values()].sort((a, b) => a - b);
-      const pick = (values) => at.map((i) => values[i]);
-      const columns = { step: pick(line.step), x: pick(line.x), time: pick(line.time), y: pick(line.y), of: pick(line.of) };
-      return { x: pick(xs), y: at.map(() => top), text: this.hover(columns).map((t) => t + "<br>above the visible range") };
+      const marks = [...best.values()].sort((a, b) => a.x - b.x), picked = {};
+      for (const name of ["step", "x", "time", "y", "of"]) picked[name] = marks.map((m) => m.columns[name][m.i]);
+      return {
+        x: marks.map((m) => m.x), y: marks.map(() => top),
+        text: this.hover(picked).map((text) => text + "<br>above the visible range"),
+      };
     }
 
     labels(axis) {
