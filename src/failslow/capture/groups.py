@@ -32,6 +32,7 @@ class GroupTable:
         """{id of the Python object: (number, size)}; an entry leaves with its object, so an
         address that is used again is never taken for the group that had it before."""
         self._add = add
+        self._backends: dict[int, str] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._guards: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
@@ -48,6 +49,10 @@ class GroupTable:
             if id(group) not in self.known:
                 self._describe(group, c10d)
             return self.known[id(group)]
+
+    def backend(self, number: int) -> str:
+        """Backend name of a numbered group; "" for NO_GROUP."""
+        return self._backends.get(number, "")
 
     def _describe(self, group: Any, c10d: Any) -> None:
         ranks = list(c10d._world.pg_group_ranks.get(group, ()))
@@ -76,6 +81,7 @@ class GroupTable:
                 number = NO_GROUP
             else:
                 self._numbers[key] = number
+                self._backends[number] = backend
         address = id(group)
         self._guards[address] = weakref.ref(group, lambda _: self._forget(address))
         self.known[address] = (number, size)

@@ -2,8 +2,8 @@
 
 In: an operator of torch's c10d dispatcher. Out: `Op`, the argument positions the hook needs.
 
-    Op(code=4, name="_allgather_base_", group=2, size=0, listed=False, times_group=False,
-       peer=None, blocking=3)
+    Op(code=4, name="_allgather_base_", group=2, message=0, listed=False, sized=True,
+       times_group=False, peer=None, blocking=3, returns=2)
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ class Op:
     name: str
     group: int
     """The process group."""
-    device: int
-    """A tensor, or list of tensors, whose device and dtype are those of the call."""
-    size: int | None
-    """The tensor or tensors that make up the message; None: it has none."""
+    message: int
+    """The tensor or tensors that tell size, type and device."""
     listed: bool
-    """`size` and `device` hold lists."""
+    """`message` holds a list."""
+    sized: bool
+    """`message` is moved; a barrier's is only there for its device."""
     times_group: bool
-    """`size` holds one rank's share: the message is group size times that."""
+    """`message` is one rank's share: the whole is group size times that."""
     peer: int | None
     """Root, source or destination, as a rank of the group."""
     blocking: int | None
     """`async_op`; None: the op does not say whether its caller blocks."""
+    returns: int
+    """Values it returns, the last of them the Work; 0: it blocks and returns nothing."""
 
 
 def describe(overload: Any) -> Op | None:
@@ -75,20 +77,21 @@ def describe(overload: Any) -> Op | None:
         return None
     position = {argument.name: index for index, argument in enumerate(schema.arguments)}
     message, times_group = _MESSAGE[name]
-    device = message or "tensor"
-    if "process_group" not in position or device not in position:
+    sized, message = bool(message), message or "tensor"
+    if "process_group" not in position or message not in position:
         return None
     peers = [position[peer] for peer in _PEERS if peer in position]
     return Op(
         code=OPS.index(name),
         name=name,
         group=position["process_group"],
-        device=position[device],
-        size=position[message] if message else None,
-        listed=str(schema.arguments[position[device]].type).startswith("List"),
+        message=position[message],
+        listed=str(schema.arguments[position[message]].type).startswith("List"),
+        sized=sized,
         times_group=times_group,
         peer=peers[0] if peers else None,
         blocking=position.get("async_op"),
+        returns=len(schema.returns),
     )
 
 

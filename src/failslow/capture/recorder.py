@@ -14,11 +14,14 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from failslow.capture.completion import Completions, CudaClock, DeviceClock
 from failslow.capture.groups import GroupTable
 from failslow.capture.layout import (
     CALL,
+    DONE,
     FLAG_ASYNC,
     FLAG_ERROR,
     FLAG_LATE,
@@ -28,7 +31,7 @@ from failslow.capture.layout import (
     TRAINER_STEP,
     WAIT,
 )
-from failslow.capture.ring import DEFAULT_CAPACITY, Append, RingWriter, job_name
+from failslow.capture.ring import Append, RingWriter, job_name, ring_capacity
 
 __all__ = ["Recorder", "ThreadState"]
 
@@ -47,9 +50,11 @@ class ThreadState:
         self.busy = False
         """Calls made while it is set are our own and are not recorded."""
         self.thread = threading.get_native_id()
+        self.call: tuple[int, int, int, int, int, int, int, int, bool] | None = None
+        """start_ns, size_bytes, call_ns, peer, group_size, op, dtype, group, on the CPU."""
         self.work: Any = None
-        self.call: tuple[int, int, int, int, int, int, int, int] | None = None
-        """start_ns, size_bytes, call_ns, peer, group_size, op, dtype, group."""
+        """The Work of the latest asynchronous call, held until the thread's next event: its
+        Python object must survive until the caller has it, to be recognised in `wait`."""
 
 
 class _Local(threading.local):
@@ -60,7 +65,10 @@ class _Local(threading.local):
 class Recorder:
     """The recording side of the hook in one process; opens its ring at the first call."""
 
-    def __init__(self, *, mode: str, description: dict[str, Any]) -> None:
+    def __init__(
+        self, *, mode: str, description: Mapping[str, Any], device: DeviceClock | None = None
+    ) -> None:
+        """mode: what `status` shows. device: stands in for CUDA events in tests."""
         self.on = True
         """Cleared for good when recording is refused, stopped, or left behind by a fork."""
         self.mode = mode
@@ -68,18 +76,16 @@ class Recorder:
         """Why `on` is cleared."""
         self.local = _Local()
         self.ring: RingWriter | None = None
-        self.groups: GroupTable | None = None
-        self.known: dict[int, tuple[int, int]] = {}
-        """`GroupTable.known`, here to save the hook a look-up."""
-        self.append: Append = self._first_append
+        self.groups = GroupTable(self._add_group)
+        self.append: Append = self._unopened
         self.control: Any = bytes(OFFSET_CONTROL + 1)
         """The ring's bytes; `control[OFFSET_CONTROL]` is what the agent asks for."""
         self.faults: dict[str, int] = {}
         """{what went wrong in our own code: how often}."""
+        self._completions = Completions(self._done, device or CudaClock())
         self._description = description
         self._unwaited: dict[int, tuple[int, int, int, int]] = {}
         self._optimizers: dict[int, int] = {}
-        self._pid = os.getpid()
         self._lock = threading.Lock()
 
     def open(self) -> None:
@@ -94,13 +100,11 @@ class Recorder:
                     rank=int(environ.get("RANK", "0")),
                     world_size=int(environ.get("WORLD_SIZE", "1")),
                     description={**self._description, "mode": self.mode},
-                    capacity=int(environ.get("FAILSLOW_CAPTURE_RECORDS", DEFAULT_CAPACITY)),
+                    capacity=ring_capacity(environ),
                 )
             except Exception as error:
                 self.refuse(str(error))
                 raise
-            self.groups = GroupTable(self.ring.add_group)
-            self.known = self.groups.known
             self.control = self.ring.memory
             self.append = self.ring.append
 
@@ -120,38 +124,84 @@ class Recorder:
 
     def group(self, group: Any) -> tuple[int, int]:
         """(number, size) of a process group not met before."""
-        if self.groups is None:
+        if self.ring is None:
             self.open()
-        if self.groups is None:
-            return NO_GROUP, 0
         return self.groups.register(group)
 
-    def flush(self, state: ThreadState) -> int:
-        """Write the thread's unwritten call as asynchronous; its seq, or 0 without one."""
+    def flush(self, state: ThreadState) -> None:
+        """The thread goes on without having waited: write its call as asynchronous."""
         call, work = state.call, state.work
         state.call = state.work = None
+        if call is not None:
+            noted = self._write(state, call)
+            if work is not None:
+                self._remember(work, noted)
+        # Besides `work` only getrefcount holds it, unless the caller kept it to wait for.
+        if work is not None and sys.getrefcount(work) <= 2:
+            self._unwaited.pop(id(work), None)
+
+    def returned(self, state: ThreadState) -> None:
+        """The call blocked inside and hands out no Work: it is complete."""
+        call = state.call
+        state.call = None
+        if call is not None:
+            begun, size, call_ns, peer, group_size, op, dtype, group, _ = call
+            self.append(
+                begun, begun + call_ns, 0, size, call_ns, state.thread, peer, group_size, op, CALL,
+                dtype, 0, group,
+            )  # fmt: skip
+
+    def begin(self, message: Any) -> Any:
+        """Profiling: before a call. What `follow` wants back."""
+        try:
+            first = message[0] if isinstance(message, (list, tuple)) else message
+            return self._completions.begin(first.is_cpu)
+        except Exception as error:
+            self.fault(error)
+            return None
+
+    def follow(self, state: ThreadState, work: Any, begun: Any) -> None:
+        """Profiling: write the call now and report when it is complete."""
+        call = state.call
+        state.call = None
         if call is None:
-            return 0
-        start, size, call_ns, peer, group_size, op, dtype, group = call
+            return
+        noted, on_cpu = self._write(state, call), call[-1]
+        if on_cpu:
+            state.work = work
+            self._remember(work, noted)
+        polls = "gloo" not in self.groups.backend(noted[2])
+        self._completions.follow(noted, work, begun, on_cpu=on_cpu, polls=polls)
+
+    def _write(self, state: ThreadState, call: tuple[Any, ...]) -> tuple[int, int, int, int]:
+        """Write an asynchronous call; (seq, op, group, group size)."""
+        begun, size, call_ns, peer, group_size, op, dtype, group, _ = call
         seq = self.append(
-            start, 0, 0, size, call_ns, state.thread, peer, group_size, op, CALL, dtype,
+            begun, 0, 0, size, call_ns, state.thread, peer, group_size, op, CALL, dtype,
             FLAG_ASYNC, group,
         )  # fmt: skip
-        # Besides `work` here only getrefcount holds it, unless the caller kept it to wait for.
-        if work is not None and sys.getrefcount(work) > 2:
-            unwaited = self._unwaited
-            unwaited[id(work)] = (seq, op, group, group_size)
-            if len(unwaited) > _UNWAITED:
-                del unwaited[next(iter(unwaited))]
-        return seq
+        return seq, op, group, group_size
+
+    def _remember(self, work: Any, noted: tuple[int, int, int, int]) -> None:
+        unwaited = self._unwaited
+        unwaited[id(work)] = noted
+        if len(unwaited) > _UNWAITED:
+            del unwaited[next(iter(unwaited))]
+
+    def _done(self, noted: tuple[int, int, int, int], start: int, end: int) -> None:
+        seq, op, group, group_size = noted
+        if self.on:
+            try:
+                self.append(start, end, 0, seq, 0, 0, -1, group_size, op, DONE, 0, 0, group)
+            except Exception as error:
+                self.fault(error)
 
     def failed(self, state: ThreadState, start: int, op: int, group: Any) -> None:
         """The collective raised: write the call, whose exception is on its way to the caller."""
         try:
-            if state.call is not None:
-                self.flush(state)
+            self.flush(state)
             now = time.monotonic_ns()
-            number, size = self.known.get(id(group)) or self.group(group)
+            number, size = self.groups.known.get(id(group)) or self.group(group)
             self.append(
                 start, now, 0, 0, now - start, state.thread, -1, size, op, CALL, 0, FLAG_ERROR,
                 number,
@@ -160,19 +210,18 @@ class Recorder:
             self.fault(error)
 
     def waited(self, state: ThreadState, work: Any, start: int, end: int, flags: int) -> None:
-        """A caller waited for `work` from `start` to `end`."""
+        """A caller waited for `work` from `start` to `end`; flags: FLAG_ERROR if that raised."""
+        call, held = state.call, state.work
         try:
-            if work is state.work:
-                call = state.call
+            if call is not None and (held is None or held is work):
                 state.call = state.work = None
-                if call is not None:
-                    begun, size, call_ns, peer, group_size, op, dtype, group = call
-                    self.append(
-                        begun, end, end - start, size, call_ns, state.thread, peer, group_size,
-                        op, CALL, dtype, flags, group,
-                    )  # fmt: skip
+                begun, size, call_ns, peer, group_size, op, dtype, group, on_cpu = call
+                self.append(
+                    begun, end if on_cpu else 0, end - start, size, call_ns, state.thread, peer,
+                    group_size, op, CALL, dtype, flags, group,
+                )  # fmt: skip
                 return
-            if state.call is not None:
+            if call is not None or held is not None:
                 self.flush(state)
             waited = end - start
             known = self._unwaited.pop(id(work), None)
@@ -205,30 +254,34 @@ class Recorder:
     def _boundary(self, kind: int, value: int) -> None:
         try:
             state = self.local.state
-            if state.call is not None:
-                self.flush(state)
+            self.flush(state)
             now = time.monotonic_ns()
             self.append(now, now, 0, value, 0, state.thread, -1, 0, 0, kind, 0, 0, NO_GROUP)
         except Exception as error:
             self.fault(error)
 
     def stop(self, reason: str) -> None:
-        """Write what is unwritten and end recording; the ring is removed in its own process."""
-        self.on, was_on, self.reason = False, self.on, self.reason or reason
-        try:
-            if was_on and self.ring is not None:
+        """Write what is unwritten and end recording; the ring file is removed."""
+        if self.on and self.ring is not None:
+            try:
                 self.flush(self.local.state)
-        except Exception as error:
-            self.fault(error)
+            except Exception as error:
+                self.fault(error)
+        self.on, self.reason = False, self.reason or reason
+        self._completions.stop()
         if self.ring is not None:
             self.ring.close()
 
     def forked(self) -> None:
-        """In a forked child: never touch the parent's ring, never record."""
-        self.on = False
+        """In a forked child: the ring is the parent's; never touch it, never record."""
+        self.on, self.ring = False, None
         self.reason = "forked from a watched process"
-        self.local = _Local()
+        self.control = bytes(OFFSET_CONTROL + 1)
+        self.append = self._unopened
 
-    def _first_append(self, *_values: int) -> int:
-        """Stands in until the ring is open: a record before that is lost, by design none is."""
+    def _add_group(self, entry: Mapping[str, Any]) -> bool:
+        return self.ring is not None and self.ring.add_group(entry)
+
+    def _unopened(self, *_values: int) -> int:
+        """Stands in for the ring's `append` until there is a ring."""
         return 0

@@ -15,7 +15,6 @@ the oldest records are overwritten, and the reader counts what it lost.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import mmap
@@ -40,6 +39,7 @@ __all__ = [
     "job_name",
     "process_start_ticks",
     "remove_stale",
+    "ring_capacity",
     "ring_folders",
 ]
 
@@ -72,6 +72,18 @@ def ring_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     if environ.get("FAILSLOW_CAPTURE_FOLDER"):
         return (Path(environ["FAILSLOW_CAPTURE_FOLDER"]),)
     return (Path("/dev/shm"), Path(tempfile.gettempdir()))
+
+
+def ring_capacity(environ: Mapping[str, str] = os.environ) -> int:
+    """Records a ring shall hold: FAILSLOW_CAPTURE_RECORDS, else 65,536; CaptureError if bad."""
+    text = environ.get("FAILSLOW_CAPTURE_RECORDS", str(DEFAULT_CAPACITY))
+    if not text.isdecimal() or not 2 <= int(text) <= MAX_CAPACITY:
+        raise CaptureError(
+            f"FAILSLOW_CAPTURE_RECORDS = {text!r} must be a number of records from 2 to "
+            f"{MAX_CAPACITY} ({MAX_CAPACITY * layout.RECORD.size >> 20} MiB); the default is "
+            f"{DEFAULT_CAPACITY}"
+        )
+    return int(text)
 
 
 def process_start_ticks(pid: int) -> int | None:
@@ -184,39 +196,8 @@ class RingWriter:
         capacity: records, rounded up to a power of two. Raises CaptureError with the reason
         per folder when none can hold it; nothing is left behind then.
         """
-        capacity = 1 << max(capacity - 1, 1).bit_length()
-        if capacity > MAX_CAPACITY:
-            raise CaptureError(
-                f"a ring of {capacity} records exceeds the cap of {MAX_CAPACITY} "
-                f"({MAX_CAPACITY * layout.RECORD.size >> 20} MiB); lower "
-                "FAILSLOW_CAPTURE_RECORDS"
-            )
-        remove_stale(environ)
-        reasons = []
-        for folder in ring_folders(environ):
-            try:
-                return cls._create_in(folder, job, rank, world_size, description, capacity)
-            except OSError as error:
-                reasons.append(f"{folder}: {error.strerror or error}")
-        size = (layout.GROUPS_OFFSET + GROUPS_CAPACITY + capacity * layout.RECORD.size) / 2**20
-        raise CaptureError(
-            f"no room for a ring of {size:.1f} MiB ({'; '.join(reasons)}); free space there, "
-            "name another folder in FAILSLOW_CAPTURE_FOLDER, or lower FAILSLOW_CAPTURE_RECORDS"
-        )
-
-    @classmethod
-    def _create_in(
-        cls,
-        folder: Path,
-        job: str,
-        rank: int,
-        world_size: int,
-        description: Mapping[str, Any],
-        capacity: int,
-    ) -> RingWriter:
+        capacity = 1 << (capacity - 1).bit_length()
         pid = os.getpid()
-        stem = f"failslow-{os.getuid()}-{job}-r{rank}-p{pid}"
-        path, unfinished = folder / f"{stem}.ring", folder / f"{stem}.tmp"
         about = {
             **description,
             "job": job,
@@ -229,18 +210,39 @@ class RingWriter:
             "boot_id": _boot_id(),
             "start_monotonic_ns": time.monotonic_ns(),
             "start_epoch_ns": time.time_ns(),
+            "capacity": capacity,
             "ops": layout.OPS,
             "dtypes": layout.DTYPES,
         }
-        text = json.dumps(about).encode()
+        remove_stale(environ)
+        reasons = []
+        for folder in ring_folders(environ):
+            made = cls._create_in(folder, about)
+            if isinstance(made, RingWriter):
+                return made
+            reasons.append(f"{folder}: {made}")
+        size = (layout.GROUPS_OFFSET + GROUPS_CAPACITY + capacity * layout.RECORD.size) / 2**20
+        raise CaptureError(
+            f"no room for a ring of {size:.1f} MiB ({'; '.join(reasons)}); free space there, "
+            "name another folder in FAILSLOW_CAPTURE_FOLDER, or lower FAILSLOW_CAPTURE_RECORDS"
+        )
+
+    @classmethod
+    def _create_in(cls, folder: Path, about: Mapping[str, Any]) -> RingWriter | str:
+        """The ring, or why it cannot be made there."""
+        pid, capacity, text = about["pid"], about["capacity"], json.dumps(about).encode()
         if len(text) > layout.GROUPS_OFFSET - layout.DESCRIPTION_OFFSET:
-            raise OSError(errno.E2BIG, "the description of the job is too long")
+            return "the description of the job is too long"
+        stem = f"failslow-{os.getuid()}-{about['job']}-r{about['rank']}-p{pid}"
+        path, unfinished = folder / f"{stem}.ring", folder / f"{stem}.tmp"
         ring_offset = layout.GROUPS_OFFSET + GROUPS_CAPACITY
         size = ring_offset + capacity * layout.RECORD.size
-        with contextlib.suppress(FileNotFoundError):
-            unfinished.unlink()  # ours: same pid, so its maker is gone
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        handle = os.open(unfinished, flags, 0o600)
+        try:
+            unfinished.unlink(missing_ok=True)  # same pid: whoever made it is gone
+            handle = os.open(unfinished, flags, 0o600)
+        except OSError as error:
+            return error.strerror or str(error)
         try:
             # Without it a full tmpfs would answer the first write with SIGBUS.
             os.posix_fallocate(handle, 0, size)
@@ -258,14 +260,14 @@ class RingWriter:
                 layout.GROUPS_OFFSET,
                 GROUPS_CAPACITY,
                 pid,
-                rank,
-                world_size,
+                about["rank"],
+                about["world_size"],
             )
             memory[layout.DESCRIPTION_OFFSET : layout.DESCRIPTION_OFFSET + len(text)] = text
             os.rename(unfinished, path)  # a reader sees a whole ring or none
-        except BaseException:
+        except OSError as error:
             unfinished.unlink(missing_ok=True)
-            raise
+            return error.strerror or str(error)
         finally:
             os.close(handle)
         return cls(path, memory, capacity, ring_offset)
@@ -314,7 +316,7 @@ def _make_append(memory: mmap.mmap, capacity: int, ring_offset: int) -> Append:
     mask, width, head = capacity - 1, layout.RECORD.size, layout.OFFSET_HEAD
     longest = 0xFFFFFFFF
 
-    def append(
+    def append(  # noqa: PLR0917  # keywords would cost more than the record
         start_ns: int,
         end_ns: int,
         wait_ns: int,
