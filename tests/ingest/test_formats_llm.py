@@ -229,6 +229,12 @@ def test_torchtitan_with_too_few_digits_takes_the_clock() -> None:
     assert "too few digits" in series.warnings[0]
 
 
+def test_torchtitan_validation_lines_are_left_out() -> None:
+    lines = [titan(2.0 * i, i, "1,000") for i in range(1, 6)]
+    lines.insert(3, titan(6.5, 3, "9,000").replace("step:", "validate step:"))
+    assert read("".join(lines)).step.tolist() == [1, 2, 3, 4, 5]
+
+
 def test_torchtitan_unlabelled_ranks_give_one_record_a_step() -> None:
     series = read("".join(titan(2.0 * i, i, f"1,00{r}") for i in range(1, 6) for r in range(8)))
     assert series.step.tolist() == [1, 2, 3, 4, 5]

@@ -90,6 +90,15 @@ def test_a_gzip_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert "reading stopped before the end" in series.warnings[-1]
 
 
+def test_a_log_with_a_hole_of_zeros_is_still_a_log() -> None:
+    assert detect(b"\0" * 4096 + b"\n" + b"noise\n" * 20_000 + MEGATRON) == "megatron"
+
+
+def test_a_path_that_cannot_be_looked_up_is_an_error_of_one_line() -> None:
+    with pytest.raises(InputError, match="cannot be read: File name too long; check the path"):
+        expand_paths(["x" * 5000])
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in ("b/two.log", "a.log", "b/c/three.txt", ".hidden/four.log"):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from failslow.errors import InputError, UnknownFormatError
 from failslow.ingest.base import Reader, SeriesBuilder, Source
+from failslow.ingest.text import UTF16_MARKS
 from failslow.records import StepSeries
 
 __all__ = ["detect_format", "expand_paths", "read_log", "readers"]
@@ -43,6 +44,8 @@ _FORMATS = (
     "table",
     "journal",
 )
+_ODD = ("\ufffd", *map(chr, range(1, 8)), *map(chr, range(14, 27)))
+"""Characters of which a log has few."""
 _ENOUGH_LINES = 50
 """Matching lines after which a format is certain."""
 _PATIENCE = 20_000
@@ -69,7 +72,7 @@ def detect_format(source: Source, candidates: Sequence[Reader] | None = None) ->
     head = source.head()
     if not head.strip():
         raise InputError(f"{source.name}: the file is empty; give the training log")
-    binary = b"\0" in head and head[:2] not in (b"\xff\xfe", b"\xfe\xff")
+    binary = _is_binary(head)
     lines: Iterable[str] = source.lines()
     if binary:  # a checkpoint may be huge: its head decides
         lines = head.decode("utf-8", "replace").split("\n")
@@ -88,6 +91,15 @@ def detect_format(source: Source, candidates: Sequence[Reader] | None = None) ->
     return max(
         (r for r in candidates if counts[r.name]), key=lambda r: (r.priority, counts[r.name])
     )
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether this is no text; a log with a hole of zeros (a network file system's) is text."""
+    if b"\0" not in head or head[:2] in UTF16_MARKS:
+        return False
+    text = head.replace(b"\0", b"").decode("utf-8", "replace")
+    odd = sum(text.count(sign) for sign in _ODD)
+    return odd >= len(text) / 20
 
 
 def _count(line: str, candidates: Sequence[Reader], counts: Counter[str]) -> None:
@@ -149,34 +161,46 @@ def expand_paths(
     candidates = _candidates(format)
     found: dict[Path, None] = {}
     for given in paths:
+        found.update(dict.fromkeys(_files_behind(given, candidates, on_skip)))
+    return list(found)
+
+
+def _files_behind(
+    given: str | Path, candidates: Sequence[Reader], on_skip: Callable[[str], None] | None
+) -> list[Path]:
+    try:
         path = Path(given)
         if str(given) == "-" or path.is_file():
-            found[path] = None
-            continue
+            return [path]
         if path.is_dir():
             inside = _files_below(path)
         elif glob.has_magic(str(given)):
             matched = [Path(name) for name in sorted(glob.glob(str(given), recursive=True))]
             inside = [f for p in matched for f in (_files_below(p) if p.is_dir() else [p])]
         elif path.exists():  # a pipe or device, as in <(zcat …)
-            found[path] = None
-            continue
+            return [path]
         else:
             raise InputError(f"{given}: no such file or folder; check the path")
-        usable = [file for file in inside if _known(file, candidates, on_skip)]
-        if not usable:
-            raise InputError(
-                f"{given}: no training log among its {len(inside):,} files; "
-                f"give a file by name to see why"
-            )
-        found.update(dict.fromkeys(usable))
-    return list(found)
+    except OSError as error:
+        raise InputError(
+            f"{given}: cannot be read: {error.strerror or error}; check the path"
+        ) from None
+    usable = [file for file in inside if _known(file, candidates, on_skip)]
+    if not usable:
+        raise InputError(
+            f"{given}: no training log among its {len(inside):,} files; "
+            f"give a file by name to see why"
+        )
+    return usable
 
 
 def _files_below(folder: Path) -> list[Path]:
-    hidden = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+    """Every file under `folder` whose path has no hidden part, sorted."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [
-        p for p in hidden if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+        path
+        for path in files
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
 
 
@@ -185,6 +209,6 @@ def _known(file: Path, candidates: Sequence[Reader], on_skip: Callable[[str], No
         detect_format(Source.from_path(file), candidates)
     except InputError as error:
         if on_skip is not None:
-            on_skip(f"skipped {error}")
+            on_skip(f"skipped {str(error).split('; ')[0]}")
         return False
     return True

@@ -21,11 +21,14 @@ from pathlib import Path
 
 from failslow.errors import InputError
 
-__all__ = ["NAN", "NUMBER", "Source", "parse_clock", "split_prefix"]
+__all__ = ["NAN", "NUMBER", "UTF16_MARKS", "Source", "parse_clock", "split_prefix"]
 
 NAN = float("nan")
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf)"
 """Regex text of a number as logs print it; `float` takes whatever it matches."""
+
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""What a UTF-16 file begins with (PowerShell's `>` writes such logs)."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HEAD_BYTES = 65_536
@@ -60,8 +63,9 @@ class Source:
         if str(path) == "-":
             return cls("<stdin>", data=sys.stdin.buffer.read())
         path = Path(path)
-        if path.is_fifo():
-            return cls(str(path), data=path.read_bytes())
+        with suppress(OSError):  # what is wrong with a path shows when it is opened
+            if path.is_fifo():
+                return cls(str(path), data=path.read_bytes())
         return cls(str(path), path=path)
 
     def open(self) -> io.BufferedReader | io.BytesIO | gzip.GzipFile:
@@ -98,8 +102,7 @@ class Source:
         A progress bar that rewrites its line with carriage returns gives one line a rewrite.
         A gzip file cut short gives what could be read, and leaves a `complaint`.
         """
-        mark = self.head()[:2]
-        encoding = "utf-16" if mark in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+        encoding = "utf-16" if self.head()[:2] in UTF16_MARKS else "utf-8"
         with self.open() as raw:
             # newline=None: \n, \r\n and a bare \r all end a line
             text = io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=None)

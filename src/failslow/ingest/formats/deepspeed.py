@@ -27,15 +27,15 @@ from failslow.ingest.rates import RateRecords
 __all__ = ["READER", "DeepSpeedReader"]
 
 _RATE = re.compile(
-    rf"(?:global_step=|\b)(\d+), RunningAvgSamplesPerSec={NUMBER}, "
+    rf"(?:global_step=|\b)(\d{{1,18}}), RunningAvgSamplesPerSec={NUMBER}, "
     rf"CurrSamplesPerSec=({NUMBER}),"
 )
 _BREAKDOWN = re.compile(
     rf"time \(ms\) \| (?:fwd|forward): ({NUMBER}) \| (?:bwd|backward): ({NUMBER}) .*"
     r"\bstep: (-?\d+\.\d\d|nan|inf)\b"  # always two digits: fewer are a line cut off
 )
-_STEP = re.compile(r"\bstep=(\d+), skipped=")
-_SETTING = re.compile(r"\b(train_batch_size|world_size) \.{3,} (\d+)\s*$")
+_STEP = re.compile(r"\bstep=(\d{1,18}), skipped=")
+_SETTING = re.compile(r"\b(train_batch_size|world_size) \.{3,} (\d{1,18})\s*$")
 _DATE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+)\]")
 
 

@@ -16,7 +16,7 @@ from failslow.ingest.base import NUMBER, RunHeader, SeriesBuilder, Source, split
 
 __all__ = ["READER", "LlmcReader"]
 
-_STEP = re.compile(rf"\bstep\s+(\d+)/\d+ \|.*\| \(?({NUMBER}) ms\b")
+_STEP = re.compile(rf"\bstep\s+(\d{{1,18}})/\d+ \|.*\| \(?({NUMBER}) ms\b")
 _MAIN_LOG = re.compile(r"s:\d+ (?:tel|trl|eval):")
 _SETTING = re.compile(
     r"\| (micro batch size B|sequence length T|total batch size|num_processes|device|precision"

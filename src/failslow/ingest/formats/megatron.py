@@ -25,6 +25,7 @@ from failslow.ingest.base import (
 __all__ = ["READER", "MegatronReader"]
 
 _TIME = "elapsed time per iteration (ms):"
+_ITERATION = re.compile(r"\biteration +\d+/ *\d+ \|")
 _ARGUMENT = re.compile(
     r"\s(global_batch_size|micro_batch_size|seq_length|world_size|tensor_model_parallel_size"
     r"|pipeline_model_parallel_size|num_layers|hidden_size) \.{3,} (\S+)\s*$"
@@ -40,7 +41,8 @@ class MegatronReader:
 
     def matches(self, line: str) -> bool:
         """Whether the line reports the elapsed time per iteration."""
-        return _TIME in _plain(line) and "iteration" in line
+        line = _plain(line)
+        return _TIME in line and _ITERATION.search(line) is not None
 
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Every complete line; one cut off inside its time is skipped."""

@@ -16,7 +16,7 @@ from failslow.ingest.base import SeriesBuilder, Source, split_prefix, undo_cumul
 
 __all__ = ["READER", "ModdedNanoGptReader"]
 
-_STEP = re.compile(r"\bstep:(\d+)/\d+ (.*?)train_time:(\d+(?:\.\d+)?)ms step_avg:")
+_STEP = re.compile(r"\bstep:(\d{1,18})/\d+ (.*?)train_time:(\d{1,18}(?:\.\d+)?)ms step_avg:")
 _WINDOW = re.compile(
     r"attn_blocksize = .*\bstep\b|get_window_size|window_size_blocks|sliding_window_num_blocks"
     r"|\bws_schedule\b"

@@ -14,9 +14,9 @@ from failslow.ingest.base import NUMBER, RunHeader, SeriesBuilder, Source, split
 
 __all__ = ["READER", "NanoGptReader"]
 
-_ITER = re.compile(rf"\biter (\d+): loss {NUMBER}, time ({NUMBER})ms")
+_ITER = re.compile(rf"\biter (\d{{1,18}}): loss {NUMBER}, time ({NUMBER})ms")
 _STEP = re.compile(
-    rf"\bstep\s+(\d+)(?:/\d+ \([\d.]+%\))? \| loss.*\| dt: ({NUMBER})ms \| tok/sec: "
+    rf"\bstep\s+(\d{{1,18}})(?:/\d+ \([\d.]+%\))? \| loss.*\| dt: ({NUMBER})ms \| tok/sec: "
 )
 _TOKENS = re.compile(
     r"tokens per iteration will be: ([\d,]+)|total desired batch size: ([\d,]+)"

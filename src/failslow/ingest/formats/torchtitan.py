@@ -17,15 +17,18 @@ from failslow.ingest.rates import RateRecords
 
 __all__ = ["READER", "TorchtitanReader"]
 
-_STEP = re.compile(r"\bstep:\s+(\d+)\s+loss:.*?\b[tw]ps:\s+(-?[\d,.]+|nan|inf)\b")
+_STEP = re.compile(
+    r"(?<!validate )\bstep:\s+(\d{1,18})\s+loss:.*?\b[tw]ps:\s+(-?[\d,.]+|nan|inf)\b"
+)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+")
 _BATCH = re.compile(
-    r"local batch size:? (\d+), global batch size:? (\d+)[^,]*, sequence length:? (\d+)"
+    r"local batch size:? (\d+), global batch size:? (\d{1,18})[^,]*, sequence length:? (\d{1,18})"
 )
 _MESH = re.compile(
-    r"Building \d-D device mesh with .*\[([\d, ]+)\]|device mesh with parallelism: (.+)"
+    r"Building \d-D device mesh with .*\[((?:\d{1,9}(?:, )?){1,6})\]"
+    r"|device mesh with parallelism: (.+)"
 )
-_AXIS = re.compile(r"\b(?:pp|dp_replicate|dp_shard|cp|tp)=(\d+)")
+_AXIS = re.compile(r"\b(?:pp|dp_replicate|dp_shard|cp|tp)=(\d{1,9})")
 
 
 class TorchtitanReader:
