@@ -93,6 +93,7 @@ class RingReader:
         self._ring: NDArray[np.void] = np.frombuffer(
             self._memory, dtype=RECORD_DTYPE, count=self.capacity, offset=ring_offset
         )
+        self._patience = min(_PATIENCE, self.capacity // 4)
         self._next = 1
         self._head = 0
         self._groups: list[Group] = []
@@ -109,8 +110,8 @@ class RingReader:
         # all: it is being overwritten), or not yet written by a thread that took its number.
         pending = (
             ~good
-            & (expected + _PATIENCE > head)
-            & (expected + self.capacity > self._written() + _PATIENCE)
+            & (expected + self._patience > head)
+            & (expected + self.capacity > self._written() + self._patience)
         )
         end = head if not pending.any() else first + int(np.argmax(pending)) - 1
         good &= expected <= end

@@ -64,7 +64,7 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str:
     name = environ.get("FAILSLOW_JOB") or environ.get("TORCHELASTIC_RUN_ID") or ""
     if name in ("", "none"):  # torchrun's own default run id is "none"
         name = f"{environ.get('MASTER_ADDR', 'local')}-{environ.get('MASTER_PORT', '0')}"
-    return re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:80]
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80]
 
 
 def ring_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
