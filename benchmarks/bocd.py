@@ -67,9 +67,8 @@ def main() -> None:
         found = {"numpy": np.__version__, "repeats": arguments.repeats}
         print(json.dumps({**found, "figures": [asdict(figure) for figure in figures]}))
         return
-    print(
-        f"numpy {np.__version__}, processor time of one core, median of {arguments.repeats} (slowest)"
-    )
+    how = f"median of {arguments.repeats} (slowest)"
+    print(f"numpy {np.__version__}, processor time of one core, {how}")
     for figure in figures:
         print(
             f"{figure.what:32} {figure.median:.3g} {figure.unit:12} "

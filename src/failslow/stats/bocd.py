@@ -124,7 +124,7 @@ class BocdStream:
     nothing carried, and only the weights are a recursion.
     """
 
-    _CHUNK = 64  # samples worked on at once: four buffers of 64 x 201 float64 stay in a 1 MB L2
+    _CHUNK = 64  # samples worked on at once: buffers of 64 x 201 numbers stay in a 1 MB L2
 
     def __init__(
         self, prior: BocdPrior = DEFAULT_PRIOR, *, max_run: int = 200, recent: int = 8
