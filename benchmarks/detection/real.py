@@ -56,14 +56,16 @@ READINGS = (
     Reading(
         file="mxnet_darknet53_late_slow.log",
         slow=((2818, 2846), (2867, 2881)),
+        # bursts too: 8 of 12 records slow, median x1.14; 8 of 10, median x1.22
+        arguable=((2716, 2727), (2894, 2903)),
         what="x1.31 in bursts, x1.22",
     ),
     Reading(file="mxnet_simple_pose_batch_change.log", what="batch 128 -> 32: a workload change"),
     Reading(file="transformer_tokens_slow.log", slow=((659, 774), (829, 942)), what="x1.41 twice"),
     Reading(
         file="llmc_gpt2_bursts.log",
-        slow=((13799, 13840),),
-        arguable=((8305, 8310), (14501, 14505)),
+        slow=((8300, 8341),),
+        arguable=((2806, 2811), (9002, 9006)),
         what="bursty x1.19; many short bursts",
     ),
     Reading(file="deepspeed_chat_clean.log", what="flat"),

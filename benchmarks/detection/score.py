@@ -72,7 +72,7 @@ class Match:
     pieces: int
     """Alarms that overlap it; 1 is right."""
     delay_iterations: int | None
-    """Iterations from the onset until suspected; None: not told."""
+    """Iterations from the onset until suspected; None: not told, or before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ def _match(job: LabelledJob, true: TrueEpisode, inside: Sequence[DetectedEpisode
     common = sum(i in covered for i in wanted)
     longest = max(inside, key=lambda d: d.last_index - d.first_index)
     last = max(d.last_index for d in inside)
-    suspected = [d.suspected_index for d in inside if d.suspected_index is not None]
+    suspected = [i for d in inside if (i := d.suspected_index) is not None and i >= true.onset[0]]
     delay = (min(suspected) - true.first_index + 1) * job.interval if suspected else None
     return Match(
         onset_error=_distance(inside[0].first_index, true.onset),

@@ -93,7 +93,7 @@ def _grouped(
 
 
 def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
-    table = Table(title="totals (95 % Wilson intervals; errors in records)")
+    table = Table(title="totals: 95 % Wilson intervals, median errors in records")
     table.add_column("")
     table.add_column("goal", justify="right")
     tallies = {name: tally(of) for name, of in scores.items()}
@@ -103,15 +103,15 @@ def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
         ("jobs (unscored)", "", lambda t: f"{t.jobs} ({t.unscored})"),
         ("FPR per job", "0", lambda t: _rate(t.fpr)),
         ("FNR per job", "<= 0.2 %", lambda t: _rate(t.fnr)),
-        ("slow jobs with a stray alarm", "", lambda t: _rate(t.stray_jobs)),
+        ("stray alarm, slow jobs", "", lambda t: _rate(t.stray_jobs)),
         ("precision per episode", "", lambda t: _rate(t.precision)),
         ("recall per episode", "", lambda t: _rate(t.recall)),
-        ("onset error, median (p90)", "<= 2", lambda t: _pair(t.onset_median, t.onset_p90)),
-        ("relief error, median (p90)", "", lambda t: _pair(t.relief_median, t.relief_p90)),
-        ("slowdown error, median", "", lambda t: _percent(t.slowdown_error_median)),
-        ("overlap (IoU), median", "", lambda t: _percent(t.iou_median)),
+        ("onset error (p90)", "<= 2", lambda t: _pair(t.onset_median, t.onset_p90)),
+        ("relief error (p90)", "", lambda t: _pair(t.relief_median, t.relief_p90)),
+        ("slowdown error", "", lambda t: _percent(t.slowdown_error_median)),
+        ("overlap (IoU)", "", lambda t: _percent(t.iou_median)),
         ("alarms an episode", "", lambda t: _number(t.pieces_mean)),
-        ("iterations to suspicion, median", "", lambda t: _number(t.delay_median)),
+        ("iterations to suspicion", "", lambda t: _number(t.delay_median)),
     ]
     for label, goal, cell in rows:
         table.add_row(label, goal, *(cell(t) for t in tallies.values()))
@@ -130,7 +130,7 @@ def _rate(rate: Rate) -> str:
     if rate.share is None:
         return "-"
     low, high = rate.interval
-    return f"{rate.share:.2%} ({rate.hits}/{rate.of}; {low:.1%}–{high:.1%})"
+    return f"{rate.share:.2%} ({rate.hits}/{rate.of})\n{low:.1%}–{high:.1%}"
 
 
 def _number(value: float | None) -> str:

@@ -144,6 +144,11 @@ def test_delay_counts_iterations_up_to_and_with_the_record_that_told() -> None:
     assert match.delay_iterations == 50
 
 
+def test_a_suspicion_before_the_onset_is_no_delay() -> None:
+    told = DetectedEpisode(first_index=20, last_index=99, slowdown=1.5, suspected_index=30)
+    assert score_job(_job(_truth(50, 99)), [told]).matches[0].delay_iterations is None
+
+
 def test_tally_adds_up_rates_over_their_own_jobs() -> None:
     scores = [
         score_job(_job(), []),
