@@ -22,6 +22,7 @@ __all__ = [
     "KIND_OPTIMIZER_STEP",
     "KIND_TRAINER_STEP",
     "KIND_WAIT",
+    "CollectiveCall",
     "Culprit",
     "Episode",
     "EpisodeKind",
@@ -64,6 +65,39 @@ root or the other side of a send, -1 none. Times are of one steady clock. end_ns
 collective was complete, 0 unknown; call_ns: host time inside the call; wait_ns: time the caller
 was blocked in `wait` for it. Rows of kinds not named here may be among them.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCall:
+    """One collective (or send, or recv) of one worker, as its ring recorded it."""
+
+    seq: int
+    """Number of the record in the worker's ring, from 1."""
+    op: str
+    """Name in torch's c10d dispatcher: "allreduce_", "_allgather_base_", "send" ..."""
+    group: int
+    """The worker's own number for the process group."""
+    group_size: int
+    size_bytes: int
+    """The whole message, the same on every rank of the group (uneven all-to-alls aside)."""
+    dtype: str
+    """"" for none and for types without a code."""
+    peer: int | None
+    """Root, or the other side of a send or recv, as a rank of the group."""
+    thread: int
+    start_s: float
+    """When the host entered the call (CLOCK_MONOTONIC)."""
+    call_s: float
+    """Host time inside the call; where the host only enqueues this is no duration."""
+    wait_s: float
+    """How long the caller was blocked waiting for it."""
+    duration_s: float | None
+    """From the start to its completion; None when nobody knows."""
+    is_upper_bound: bool = False
+    """`duration_s` is too long: it was complete before its caller asked."""
+    is_async: bool = False
+    failed: bool = False
+    """It raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
