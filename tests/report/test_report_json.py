@@ -82,6 +82,12 @@ def test_numbers_that_are_not_finite_become_null_and_numpy_numbers_plain() -> No
     assert json.loads(dumps(document)) == {"a": [None, None, 0.5], "b": [7, True]}
 
 
+def test_numbers_lose_the_noise_of_binary_fractions_and_keep_milliseconds() -> None:
+    document = {"lost_s": 130.65600000000003, "start_time": 1745735250.942}
+
+    assert json.loads(dumps(document)) == {"lost_s": 130.656, "start_time": 1745735250.942}
+
+
 def test_the_text_is_ascii_even_for_names_that_are_not(
     slow_job: tuple[StepSeries, JobAnalysis],
 ) -> None:

@@ -82,7 +82,7 @@ def study_document(study: Study) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any], *, indent: int | None = 2) -> str:
-    """Strict ASCII JSON: what is not a finite number becomes null."""
+    """Strict ASCII JSON: what is not a finite number becomes null, 13 figures of the others."""
     return json.dumps(_finite(document), indent=indent, allow_nan=False)
 
 
@@ -146,13 +146,16 @@ def _row(row: JobRow) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """`value` for strict JSON: numpy scalars as Python numbers, NaN and infinities as null."""
+    """`value` for strict JSON: numpy scalars as Python numbers, NaN and infinities as null.
+
+    13 figures keep milliseconds of epoch times and drop the noise of binary fractions.
+    """
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    if isinstance(value, float):
+        return float(f"{value:.13g}") if math.isfinite(value) else None
     return value
