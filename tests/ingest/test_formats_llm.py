@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -312,3 +313,19 @@ def test_journal_steps_and_runs() -> None:
     assert series.run.tolist() == [0, 0, 0, 0, 1, 1]
     assert series.start_time == START_S
     assert series.end_s[-1] == pytest.approx(37.01)
+
+
+def journal(*steps: Mapping[str, object]) -> str:
+    rows = [{"t": START_S + i, "kind": "step", "duration_s": 1.0, **s} for i, s in enumerate(steps)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_journal_of_ranks_gives_one_of_them() -> None:
+    series = read(journal(*({"rank": r, "step": i} for i in range(1, 9) for r in range(4))))
+    assert series.step.tolist() == list(range(1, 9))
+    assert "4 writers print the same steps: kept writer 0" in series.warnings[0]
+
+
+def test_journal_records_of_the_job_go_before_those_of_its_ranks() -> None:
+    rows: list[dict[str, object]] = [{"rank": 0, "step": i, "duration_s": 2.0} for i in (1, 2, 3)]
+    assert read(journal(*rows, {"step": 2}, {"step": 3})).duration_s.tolist() == [1.0, 1.0]

@@ -1,6 +1,7 @@
 """failslow's own journal.
 
-In: `journal.jsonl`. Out: its step records; the other kinds are left out.
+In: `journal.jsonl`. Out: its step records, the job's own where it has them, else those of one
+rank; the other kinds are left out.
 
     {"t": 1745735250.9, "kind": "step", "step": 120, "duration_s": 0.571, "end_s": 68.5,
      "iterations": 1, "work": 524288.0, "data_s": null, "run": 0}
@@ -30,9 +31,13 @@ class JournalReader:
     def read(self, source: Source, builder: SeriesBuilder) -> None:
         """Every step record; a run number that changes starts a run."""
         run = None
+        of_job = any(
+            '"duration_s"' in line and '"rank"' not in line and _record(line) is not None
+            for line in source.lines()
+        )
         for line in source.lines():
             record = _record(line) if '"duration_s"' in line else None
-            if record is None:
+            if record is None or (of_job and "rank" in record):
                 continue
             if record.get("run", run) != run and run is not None:
                 builder.new_run("")
@@ -45,7 +50,7 @@ class JournalReader:
                 clock_s=_number(record.get("t")),
                 work=_number(record.get("work")),
                 data_s=_number(record.get("data_s")),
-                writer=split_prefix(line)[0],
+                writer=f"{split_prefix(line)[0]}/{record.get('rank', '')}".strip("/"),
             )
 
 
