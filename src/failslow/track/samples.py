@@ -1,0 +1,107 @@
+"""From crossings of an iteration's boundary to step samples.
+
+In: `Crossing`s in the order of time, pauses to leave out. Out: a `StepSample` from each crossing
+to the next:
+
+    StepSample(step=119, duration_s=0.0601, end_s=81.23, work=66560.0, compute_s=0.0512,
+               calls=2, foreign_calls=0, run=0)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+
+from failslow.records import StepSample
+from failslow.track.follow import Crossing
+
+__all__ = ["SampleMaker"]
+
+_KEPT_PAUSES = 256
+
+
+class SampleMaker:
+    """Counts iterations and times them; `end_s` is on the clock of the calls."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        self.step = -1
+        """Index of the last iteration that ended."""
+        self._last: Crossing | None = None
+        self._sampled = False
+        self._recent_s: deque[float] = deque(maxlen=15)
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=_KEPT_PAUSES)
+        self._work: float | None = None
+
+    @property
+    def last_ns(self) -> int:
+        """When the last boundary was crossed; before any, long ago."""
+        return -(1 << 62) if self._last is None else self._last.start_ns
+
+    def pause(self, start_s: float, end_s: float) -> None:
+        """Leave [start_s, end_s) out of the iterations that contain it."""
+        if end_s > start_s:
+            self._pauses.append((start_s, end_s))
+
+    def new_run(self) -> None:
+        """Iterations from here on do not compare with those before."""
+        if self._sampled:
+            self.run += 1
+            self._sampled = False
+        self._work = None
+
+    def add(
+        self, crossed: Iterable[Crossing], *, hidden_waits: bool, step: int | None = None
+    ) -> list[StepSample]:
+        """The iterations that end at `crossed`.
+
+        hidden_waits: waits nobody saw may lie in an iteration, so that its compute time is not
+        known if it holds calls nobody waited for. step: the trainer's own index, if it told.
+        """
+        samples = []
+        for crossing in crossed:
+            last, self._last = self._last, crossing
+            if last is None:
+                self.step = self.step if step is None else step
+                continue
+            elapsed_s = (crossing.start_ns - last.start_ns) / 1e9
+            paused_s = self._paused_s(last.start_ns / 1e9, crossing.start_ns / 1e9)
+            if crossing.opens or elapsed_s <= paused_s:
+                self.step = self.step + self._missed(elapsed_s) if step is None else step
+                continue
+            self.step = self.step + 1 if step is None else step
+            samples.append(self._sample(last, crossing, elapsed_s, paused_s, hidden_waits))
+        return samples
+
+    def _sample(
+        self, last: Crossing, now: Crossing, elapsed_s: float, paused_s: float, hidden_waits: bool
+    ) -> StepSample:
+        compute_s = None
+        if not paused_s and not (hidden_waits and now.unwaited > last.unwaited):
+            compute_s = max(0.0, elapsed_s - (now.blocked_ns - last.blocked_ns) / 1e9)
+        # Which of the bytes were foreign is not known; a clean iteration's are a better guess.
+        work = float(now.moved_bytes - last.moved_bytes)
+        if not now.foreign:
+            self._work = work
+        elif self._work is not None:
+            work = self._work
+        self._recent_s.append(elapsed_s - paused_s)
+        self._sampled = True
+        return StepSample(
+            step=self.step,
+            duration_s=elapsed_s - paused_s,
+            end_s=now.start_ns / 1e9,
+            work=work,
+            run=self.run,
+            compute_s=compute_s,
+            calls=now.calls - last.calls - now.foreign,
+            foreign_calls=now.foreign,
+        )
+
+    def _paused_s(self, start_s: float, end_s: float) -> float:
+        return sum(max(0.0, min(end_s, b) - max(start_s, a)) for a, b in self._pauses)
+
+    def _missed(self, elapsed_s: float) -> int:
+        """How many iterations a stretch without boundaries held, by their usual length."""
+        return round(elapsed_s / median(self._recent_s)) if self._recent_s else 0

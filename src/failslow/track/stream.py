@@ -1,0 +1,271 @@
+"""Iteration boundaries from the call stream alone: find the period, then follow it.
+
+In: rows of collectives. Out: `Crossing`s. Three things go on, each when there is reason to:
+
+    following   once a unit is known: every call is held against it
+    buffering   while there is none, while the one there is may still prove to be a part of a
+                longer one, and while the follower is astray: what comes may be a new program
+    searching   at lengths of the buffer that grow by an eighth or a quarter, so that the work
+                stays in proportion to the calls and does not depend on how they are divided
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from failslow.track.follow import Crossing, Follower
+from failslow.track.rows import ROW, Rows
+from failslow.track.units import OpKinds, Unit, find_unit
+
+__all__ = ["PeriodFollower"]
+
+_FIRST_SEARCH = 9
+_PROBATION = 128
+"""Repeats for which a unit may still prove to be a part of a longer one,"""
+_PROBATION_CALLS = 1 << 13
+"""and the least number of calls."""
+_SHORT = 4
+"""Calls of a unit that may easily be a loop inside an iteration: its iterations are held back
+until there were"""
+_SHORT_REPEATS = 32
+"""of them, for a step mark to come first or a longer unit to show."""
+_CLEAN_ENOUGH = 3
+"""Iterations without a foreign call after which what was astray is forgotten."""
+_DIRTY_ENOUGH = 4
+"""Iterations in a row with foreign calls after which the program may be a new one."""
+
+
+class _Buffer:
+    """Rows in order; room doubles as needed."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(64, ROW)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> Rows:
+        rows: Rows = self._room[: self._count]
+        return rows
+
+    def extend(self, rows: Rows) -> None:
+        need = self._count + len(rows)
+        if need > len(self._room):
+            larger = np.empty(max(need, 2 * len(self._room)), ROW)
+            larger[: self._count] = self.rows
+            self._room = larger
+        self._room[self._count : need] = rows
+        self._count = need
+
+    def keep_last(self, count: int) -> None:
+        self._room = self.rows[self._count - count :].copy()
+        self._count = count
+
+
+class PeriodFollower:
+    """The one source that needs no mark. `feed` takes rows of collectives, in any division."""
+
+    def __init__(self, ops: OpKinds, capacity: int) -> None:
+        self.unit: Unit | None = None
+        self.generation = 0
+        """Grows with every unit that replaces another."""
+        self._ops, self._capacity = ops, capacity
+        self._follower: Follower | None = None
+        self._buffer: _Buffer | None = _Buffer()
+        self._next_search = _FIRST_SEARCH
+        self._probation_calls = 0
+        """Length of the buffer at which the unit is past doubt; 0: it is."""
+        self._doubt = False
+        self._held: list[Crossing] = []
+        """Crossings of a unit in doubt, or not yet trusted."""
+        self._trusted = False
+        self._out: list[tuple[int, Crossing]] = []
+        self._given_ns = -(1 << 62)
+        self._dirty = self._clean = 0
+        self._min_bytes = 0
+
+    @property
+    def locked(self) -> bool:
+        """A unit is known and the calls follow it, foreign stretches allowed."""
+        follower = self._follower
+        return follower is not None and follower.astray <= 4 * follower.length + 256
+
+    @property
+    def buffered(self) -> int:
+        """Calls kept."""
+        return 0 if self._buffer is None else len(self._buffer)
+
+    def lose(self) -> None:
+        """Records were lost here."""
+        self._settle()
+        if self._follower is None:
+            self._start_buffer()
+        else:
+            self._follower.lose()
+            self._buffer = None
+            self._probation_calls = 0
+
+    def feed(self, rows: Rows) -> list[tuple[int, Crossing]]:
+        """The boundaries crossed in `rows`, each with the generation of its unit."""
+        taken = 0
+        while taken < len(rows):
+            piece = rows[taken : taken + self._room()]
+            taken += self._take(piece)
+            self._act()
+        out, self._out = self._out, []
+        return out
+
+    def _room(self) -> int:
+        """Calls until something is due at a length of the buffer."""
+        if self._buffer is None:
+            return 1 << 62
+        due = min(self._next_search, self._capacity)
+        if self._probation_calls:
+            due = min(due, self._probation_calls)
+        return due - len(self._buffer)
+
+    def _take(self, piece: Rows) -> int:
+        """Follow and buffer rows until the track is lost or regained; returns how many."""
+        follower = self._follower
+        if follower is None:
+            self._keep(piece)
+            return len(piece)
+        was_on_track, astray = follower.on_track, follower.astray
+        used, fed = _step(follower, piece)
+        self._keep(piece[:used])
+        if was_on_track and not follower.on_track and self._buffer is None:
+            self._start_buffer()
+        elif not was_on_track and follower.on_track and self._probation_calls:
+            self._doubt = self._doubt or self._is_news(astray + fed)
+        found, follower.found = follower.found, []
+        for crossing in found:
+            self._dirty, self._clean = (
+                (0, self._clean + 1) if crossing.clean else (self._dirty + 1, 0)
+            )
+        self._pass_on(found)
+        if follower.on_track and self._clean >= _CLEAN_ENOUGH and not self._probation_calls:
+            self._buffer = None
+        return used
+
+    def _act(self) -> None:
+        """Do what is due at this length of the buffer."""
+        if self._buffer is None:
+            return
+        count = len(self._buffer)
+        if count >= self._next_search:
+            self._next_search = count + max(1, count // (8 if count < 1 << 14 else 4))
+            if self._may_search():
+                self._search(self._buffer.rows)
+        if self._probation_calls and count >= self._probation_calls:
+            self._end_probation()
+        if self._buffer is not None and len(self._buffer) >= self._capacity:
+            self._buffer.keep_last(self._capacity // 2)
+            self._next_search = self._capacity * 5 // 8
+
+    def _may_search(self) -> bool:
+        follower, unit = self._follower, self.unit
+        if (
+            follower is None
+            or unit is None
+            or not follower.on_track
+            or self._dirty >= _DIRTY_ENOUGH
+        ):
+            return True
+        return bool(self._probation_calls) and (self._doubt or unit.strength < 2)
+
+    def _search(self, rows: Rows) -> None:
+        unit = find_unit(rows, self._ops, min_bytes=self._min_bytes)
+        if unit is None:
+            return
+        old, follower = self.unit, self._follower
+        if old is None or follower is None:
+            self._adopt(unit, rows)
+        elif old.same(unit):
+            self._doubt = False
+            self._pass_on([])
+            if not self._probation_calls and follower.on_track:
+                self._dirty = 0
+                self._buffer = None
+        elif self._replaces(unit, old, follower):
+            self.generation += 1
+            self._adopt(unit, rows)
+
+    def _replaces(self, unit: Unit, old: Unit, follower: Follower) -> bool:
+        """Whether a unit found is to be followed rather than the one that is."""
+        if not self.locked or unit.strength != old.strength:
+            return not self.locked or unit.strength > old.strength
+        return self._doubt or bool(self._dirty) or not follower.on_track
+
+    def _adopt(self, unit: Unit, rows: Rows) -> None:
+        """Follow `unit` from the first call kept: what passed while searching is timed too."""
+        self.unit = unit
+        self._follower = follower = Follower(unit)
+        self._min_bytes = unit.weighty_bytes(self._ops)
+        self._doubt, self._held = False, []
+        self._trusted = unit.strength == 2 and len(unit.keys) > _SHORT
+        self._dirty = self._clean = 0
+        taken = 0
+        while taken < len(rows):
+            taken += _step(follower, rows[taken:])[0]
+        found = [crossing for crossing in follower.found if crossing.start_ns > self._given_ns]
+        follower.found = []
+        if found:
+            found[0] = found[0]._replace(opens=True)
+        self._pass_on(found)
+        self._probation_calls = min(
+            max(_PROBATION * len(unit.keys), _PROBATION_CALLS), self._capacity // 2
+        )
+        if len(rows) >= self._probation_calls:
+            self._end_probation()
+
+    def _is_news(self, count: int) -> bool:
+        """Whether the last `count` calls hold work that the unit lacks."""
+        if self._buffer is None or self.unit is None:
+            return False
+        rows = self._buffer.rows[max(0, len(self._buffer) - count) :]
+        return bool(self.unit.foreign_work(rows, self._ops).any())
+
+    def _end_probation(self) -> None:
+        self._settle()
+        self._probation_calls = 0
+        if self._buffer is None or self._follower is None:
+            return
+        if self._follower.on_track:
+            self._buffer = None
+        else:
+            self._buffer.keep_last(min(self._follower.astray, len(self._buffer)))
+            self._next_search = max(_FIRST_SEARCH, len(self._buffer) + 1)
+
+    def _settle(self) -> None:
+        """The unit is taken to be right."""
+        self._doubt = False
+        self._trusted = True
+        self._pass_on([])
+
+    def _pass_on(self, found: list[Crossing]) -> None:
+        """Give out crossings, or hold them while the unit is not sure."""
+        self._held += found
+        self._trusted = self._trusted or len(self._held) > _SHORT_REPEATS
+        if self._held and self._trusted and not self._doubt:
+            held, self._held = self._held, []
+            self._given_ns = held[-1].start_ns
+            self._out += [(self.generation, crossing) for crossing in held]
+
+    def _start_buffer(self) -> None:
+        self._buffer = _Buffer()
+        self._next_search = _FIRST_SEARCH
+        self._clean = 0
+
+    def _keep(self, rows: Rows) -> None:
+        if self._buffer is not None:
+            self._buffer.extend(rows)
+
+
+def _step(follower: Follower, rows: Rows) -> tuple[int, int]:
+    """(rows taken, calls fed): the follower sees only what its unit's view selects."""
+    selected = np.flatnonzero(follower.unit.view.selects(rows))
+    chosen = rows[selected]
+    fed = follower.feed(chosen, follower.unit.view.keys(chosen))
+    return (len(rows) if fed == len(selected) else int(selected[fed])), fed
