@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.detection.model import KINDS
 from benchmarks.detection.score import JobScore, Rate, Tally, tally
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -76,24 +77,31 @@ def _by(scores: Sequence[JobScore], key: Callable[[JobScore], str]) -> dict[str,
 def _grouped(
     title: str, rows: Sequence[str], scores: Scores, key: Callable[[JobScore], str]
 ) -> Table:
-    table = Table(title=f"by {title}: false alarms of clean jobs, misses of slow jobs, onset error")
+    table = _table(f"by {title}: false alarms (FP), misses (FN), median onset error in records")
     table.add_column(title)
-    table.add_column("jobs", justify="right")
+    table.add_column("clean", justify="right")
+    table.add_column("slow", justify="right")
     groups = {name: _by(of, key) for name, of in scores.items()}
     for name in scores:
-        for column in ("FP", "FN", "onset"):
-            table.add_column(f"{name}\n{column}", justify="right")
+        table.add_column(f"{name}\nFP", justify="right")
+        table.add_column("\nFN", justify="right")
+        table.add_column("\nonset", justify="right")
     for row in rows:
-        cells = [row, str(len(next(iter(groups.values())).get(row, ())))]
-        for name in scores:
-            t = tally(groups[name].get(row, ()))
-            cells += [_fraction(t.fpr), _fraction(t.fnr), _number(t.onset_median)]
+        tallies = [tally(groups[name].get(row, ())) for name in scores]
+        cells = [row, str(tallies[0].fpr.of), str(tallies[0].fnr.of)]
+        for t in tallies:
+            cells += [_count(t.fpr), _count(t.fnr), _number(t.onset_median)]
         table.add_row(*cells)
     return table
 
 
+def _table(title: str) -> Table:
+    """A table that fits a terminal of 80 columns."""
+    return Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
 def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
-    table = Table(title="totals: 95 % Wilson intervals, median errors in records")
+    table = _table("totals: 95 % Wilson intervals, median errors in records")
     table.add_column("")
     table.add_column("goal", justify="right")
     tallies = {name: tally(of) for name, of in scores.items()}
@@ -119,11 +127,10 @@ def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
     return table
 
 
-def _fraction(rate: Rate) -> str:
+def _count(rate: Rate) -> str:
     if rate.of == 0:
         return "-"
-    colour = "green" if rate.hits == 0 else "red"
-    return f"[{colour}]{rate.hits}[/]/{rate.of}"
+    return f"[{'green' if rate.hits == 0 else 'red'}]{rate.hits}[/]"
 
 
 def _rate(rate: Rate) -> str:
