@@ -19,6 +19,16 @@ from tests.transport.servers import (
 from failslow.runtime.transport import Endpoint, Limits, from_url
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _calm_torch() -> Iterator[None]:
+    """What an agent's environment holds too: see `tcpstore`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+        patch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="session", params=["memory", "tcpstore", "redis"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import signal
 import socket
@@ -79,7 +78,6 @@ class ProcessServer:
                 cwd=self._folder,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"},
             )
         until(lambda: accepts(self.port) or self.process.poll() is not None, 60)
         assert self.process.poll() is None, (self._folder / "log").read_text()
@@ -105,9 +103,9 @@ class ProcessServer:
         return listening_addresses(self.process.pid)
 
 
-def tcpstore_server(folder: Path) -> ProcessServer:
+def tcpstore_server(folder: Path, capacity: int = CAPACITY) -> ProcessServer:
     def command(port: int) -> list[str]:
-        return [sys.executable, "-c", _SERVE, f"tcpstore://127.0.0.1:{port}", str(CAPACITY)]
+        return [sys.executable, "-c", _SERVE, f"tcpstore://127.0.0.1:{port}", str(capacity)]
 
     return ProcessServer("tcpstore", command, folder)
 

@@ -94,9 +94,20 @@ def test_a_hanging_operation_is_left_behind_and_its_result_ignored(bus: Bus) -> 
     until(lambda: bus.closed == bus.connections)
 
 
+def test_connecting_has_a_patience_of_its_own(bus: Bus) -> None:
+    bus.open.clear()
+    transport = pump(bus, stall_s=0.05, connect_s=60)
+    assert transport.poll("steps", timeout_s=0.5) == []
+    assert transport.health().abandoned == 0
+    bus.messages.append(b"0")
+    bus.open.set()
+    assert transport.poll("steps", timeout_s=20) == [b"0"]
+    transport.close()
+
+
 def test_few_threads_are_left_behind_however_long_it_hangs(bus: Bus) -> None:
     bus.open.clear()
-    transport = pump(bus, stall_s=0.001)
+    transport = pump(bus, stall_s=0.001, connect_s=0.001)
     until(lambda: transport.poll("steps", 0.02) or transport.health().abandoned == 8)
     for _ in range(50):
         transport.poll("steps", timeout_s=0.01)

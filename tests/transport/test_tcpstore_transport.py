@@ -131,7 +131,7 @@ def test_a_number_whose_writer_died_is_skipped(
 
 
 def test_a_stopped_server_costs_threads_only_while_it_is_stopped(process: ProcessServer) -> None:
-    transport = from_url(process.url, Limits(interval_s=0.02, stall_s=0.3))
+    transport = from_url(process.url, Limits(interval_s=0.02, stall_s=0.3, connect_s=0.3))
     transport.publish("steps", b"0")
     assert transport.poll("steps", timeout_s=20) == [b"0"]
     threads = threading.active_count()

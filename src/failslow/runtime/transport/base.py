@@ -58,13 +58,15 @@ class Limits:
     interval_s: float = 0.25
     """An idle topic is looked at this often; a busy one up to a hundred times a second."""
     stall_s: float = 10.0
-    """An operation that hangs this long is abandoned, its thread with it."""
+    """An operation that hangs this long is abandoned, its thread with it..."""
+    connect_s: float = 60.0
+    """...and so is connecting after this long: a resolver that does not answer delays it."""
 
     def __post_init__(self) -> None:
         for name, low in (("capacity", 1), ("backlog", 1), ("retain", 0), ("retain_s", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least {low}")
-        for name in ("interval_s", "stall_s"):
+        for name in ("interval_s", "stall_s", "connect_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be above 0")
 

@@ -2,10 +2,10 @@
 
 In: messages to publish and topics to poll, from any thread. Out: the messages of other
 processes. One daemon thread owns the connection, because a stopped server hangs some clients
-past their time-outs: when an operation hangs for `stall_s` the thread is left behind, a new one
-connects anew, and whatever the old one still returns is ignored. A server found in another
-incarnation has lost its data: what was sent in the last `retain_s` is sent again, and reading
-starts from the oldest message kept.
+past their time-outs: when an operation hangs for `stall_s` (connecting: `connect_s`) the thread
+is left behind, a new one connects anew, and whatever the old one still returns is ignored. A
+server found in another incarnation has lost its data: what was sent in the last `retain_s` is
+sent again, and reading starts from the oldest message kept.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class _Pump:
     link: Link | None = None
     thread: threading.Thread | None = None
     busy_since_s: float | None = None
+    patience_s: float = 0.0
+    """How long the operation that began at `busy_since_s` may take."""
     failures: int = 0
     retry_s: float = 0.0
 
@@ -199,7 +201,7 @@ class PumpTransport:
             self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
             busy_since_s = self._pump.busy_since_s
             # each thread left behind doubles the patience: a server stopped for hours costs few
-            patience_s = self._limits.stall_s * 2 ** len(self._left_behind)
+            patience_s = self._pump.patience_s * 2 ** len(self._left_behind)
             if busy_since_s is None or now_s - busy_since_s < patience_s:
                 return
             if len(self._left_behind) >= _MAX_ABANDONED:
@@ -246,11 +248,10 @@ class PumpTransport:
     def _turn(self, pump: _Pump) -> None:
         """Connect if need be, send a batch, fetch what is due."""
         try:
-            pump.busy_since_s = time.monotonic()
             if pump.link is None:
+                self._begin(pump, self._limits.connect_s)
                 pump.link = self._connect()
                 self._adopt(pump, pump.link)
-            pump.busy_since_s = time.monotonic()
             self._send(pump, pump.link)
             self._fetch(pump, pump.link)
         except LinkError as error:
@@ -259,6 +260,11 @@ class PumpTransport:
             self._lost(pump, f"{type(error).__name__}: {error}")
         finally:
             pump.busy_since_s = None
+
+    def _begin(self, pump: _Pump, patience_s: float) -> None:
+        """Note that an operation that may hang begins."""
+        pump.patience_s = patience_s
+        pump.busy_since_s = time.monotonic()
 
     def _adopt(self, pump: _Pump, link: Link) -> None:
         with self._changed:
@@ -290,6 +296,7 @@ class PumpTransport:
                 batch.append(item)
         if not batch or not self._is_current(pump):
             return
+        self._begin(pump, self._limits.stall_s)
         link.send([(item.topic, item.message) for item in batch])
         with self._changed:
             if not self._is_current(pump):
@@ -316,7 +323,7 @@ class PumpTransport:
         for topic, subscription, limit in due:
             if not self._is_current(pump):
                 return
-            pump.busy_since_s = time.monotonic()
+            self._begin(pump, self._limits.stall_s)
             fetched = link.fetch(topic, subscription.cursor, limit)
             with self._changed:
                 if not self._is_current(pump):

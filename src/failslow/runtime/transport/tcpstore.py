@@ -12,8 +12,11 @@ means not yet written, higher overwritten.
 What the store does badly, and what is done about it (torch 2.13): with a stopped server any call
 hangs past its time-out (the pump leaves the thread behind); a client of a dead server never
 recovers (a new client is made); its data is gone (`incarnation`, sent again); connecting to a dead
-server retries loudly (a plain socket knocks first). When a server dies the client library prints
-warnings to stderr: start processes with `TORCH_CPP_LOG_LEVEL=FATAL` to be spared them.
+server retries loudly (a plain socket knocks first); connecting looks the server's name up in DNS
+by its address, and fails if that takes longer than the time-out (a long one, for connecting only).
+Two variables in a process's environment, set before torch is imported, make this pleasant:
+`TORCH_CPP_LOG_LEVEL=FATAL` spares stderr the client's stack traces when a server dies, and
+`RES_OPTIONS="timeout:1 attempts:1"` makes a resolver that does not answer cost 1 s and not 10.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ __all__ = ["TcpStoreServer", "serve", "tcpstore_transport"]
 _META = "failslow/meta"
 _ACK = "failslow/ack"
 _NUMBER = struct.Struct(">Q")
+_CONNECT_S = 60.0
 _TIMEOUT_S = 5.0
 _KNOCK_S = 3.0
 _HOLE_GRACE_S = 4.0
@@ -51,6 +55,7 @@ class _Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
     def get(self, key: str) -> bytes: ...
     def set(self, key: str, value: str | bytes) -> None: ...
+    def set_timeout(self, timeout: timedelta) -> None: ...
     def has_extended_api(self) -> bool: ...
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
     def multi_set(self, keys: list[str], values: list[bytes]) -> None: ...
@@ -76,6 +81,7 @@ def serve(url: str, *, capacity: int = 16_384) -> TcpStoreServer:
     MissingDependencyError without torch.
     """
     host, port = _address(url)
+    _torch_distributed()  # slow to import: who can connect should be served at once
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if address[4][0] in ("0.0.0.0", "::"):
@@ -216,8 +222,9 @@ class _TcpStoreLink:
 
 def _tcp_store(**arguments: Any) -> _Store:
     store: _Store = _torch_distributed().TCPStore(
-        wait_for_workers=False, timeout=timedelta(seconds=_TIMEOUT_S), **arguments
+        wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S), **arguments
     )
+    store.set_timeout(timedelta(seconds=_TIMEOUT_S))
     return store
 
 
