@@ -78,19 +78,17 @@ def _grouped(
     title: str, rows: Sequence[str], scores: Scores, key: Callable[[JobScore], str]
 ) -> Table:
     table = _table(f"by {title}: false alarms (FP), misses (FN), median onset error in records")
-    table.add_column(title)
+    table.add_column(title, no_wrap=True)
     table.add_column("clean", justify="right")
     table.add_column("slow", justify="right")
     groups = {name: _by(of, key) for name, of in scores.items()}
     for name in scores:
-        table.add_column(f"{name}\nFP", justify="right")
-        table.add_column("\nFN", justify="right")
-        table.add_column("\nonset", justify="right")
+        table.add_column(f"{name}\n FP  FN onset", justify="right", no_wrap=True)
     for row in rows:
         tallies = [tally(groups[name].get(row, ())) for name in scores]
         cells = [row, str(tallies[0].fpr.of), str(tallies[0].fnr.of)]
         for t in tallies:
-            cells += [_count(t.fpr), _count(t.fnr), _number(t.onset_median)]
+            cells.append(f"{_count(t.fpr)} {_count(t.fnr)} {_number(t.onset_median):>5}")
         table.add_row(*cells)
     return table
 
@@ -128,9 +126,10 @@ def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
 
 
 def _count(rate: Rate) -> str:
+    """The hits, three characters wide, red unless none."""
     if rate.of == 0:
-        return "-"
-    return f"[{'green' if rate.hits == 0 else 'red'}]{rate.hits}[/]"
+        return "  -"
+    return f"[{'green' if rate.hits == 0 else 'red'}]{rate.hits:>3}[/]"
 
 
 def _rate(rate: Rate) -> str:
