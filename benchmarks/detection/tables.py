@@ -83,12 +83,11 @@ def _grouped(
     table.add_column("slow", justify="right")
     groups = {name: _by(of, key) for name, of in scores.items()}
     for name in scores:
-        table.add_column(f"{name}\n FP  FN onset", justify="right", no_wrap=True)
+        table.add_column(f"{name}\nFP FN onset", justify="right", no_wrap=True)
     for row in rows:
         tallies = [tally(groups[name].get(row, ())) for name in scores]
         cells = [row, str(tallies[0].fpr.of), str(tallies[0].fnr.of)]
-        for t in tallies:
-            cells.append(f"{_count(t.fpr)} {_count(t.fnr)} {_number(t.onset_median):>5}")
+        cells += [f"{_count(t.fpr)} {_count(t.fnr)} {_number(t.onset_median):>5}" for t in tallies]
         table.add_row(*cells)
     return table
 
@@ -126,10 +125,10 @@ def _totals(scores: Scores, taken_s: Mapping[str, float]) -> Table:
 
 
 def _count(rate: Rate) -> str:
-    """The hits, three characters wide, red unless none."""
+    """The hits, two characters wide, red unless none."""
     if rate.of == 0:
-        return "  -"
-    return f"[{'green' if rate.hits == 0 else 'red'}]{rate.hits:>3}[/]"
+        return " -"
+    return f"[{'green' if rate.hits == 0 else 'red'}]{rate.hits:>2}[/]"
 
 
 def _rate(rate: Rate) -> str:
