@@ -27,13 +27,15 @@ __all__ = ["Level", "candidate_lags", "find_period", "match_counts", "repeat_lev
 
 _ALL_LAGS_BELOW = 192
 """Sequences shorter than this have every lag tried: cheaper than transforms."""
+_BLOCKS_OF_A_LAG = 3
+"""Different blocks of one length looked for."""
 _EXACT_WORK = 1 << 20
 """One transform a symbol up to this many symbols × events, random phases beyond."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """A lag and what it explains."""
+    """A block that repeats at a lag, and what of the sequence it explains."""
 
     lag: int
     mask: NDArray[np.bool_]
@@ -90,7 +92,9 @@ def repeating(symbols: NDArray[Any], lag: int, repeats: int = 2) -> NDArray[np.b
     >>> repeating(np.array([1, 1, 1, 1, 1, 2, 1, 2, 1, 2]), lag=2).astype(int).tolist()
     [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
     """
-    return _repeating(symbols, _pair_sums(symbols), lag, repeats)
+    blocks = _repeated_blocks(symbols, _pair_sums(symbols), lag, repeats)
+    masks = [_mask(len(symbols), block) for block in blocks]
+    return max(masks, key=np.count_nonzero, default=np.zeros(len(symbols), np.bool_))
 
 
 def _pair_sums(symbols: NDArray[Any]) -> NDArray[np.uint64]:
@@ -104,21 +108,28 @@ def _pair_sums(symbols: NDArray[Any]) -> NDArray[np.uint64]:
     return np.concatenate((np.zeros(1, np.uint64), np.cumsum(pairs, dtype=np.uint64)))
 
 
-def _repeating(
+def _repeated_blocks(
     symbols: NDArray[Any], sums: NDArray[np.uint64], lag: int, repeats: int
-) -> NDArray[np.bool_]:
+) -> list[NDArray[np.int64]]:
+    """Each block's stretches as rows (start, end); the block that fills most comes first."""
     count = len(symbols)
     breaks = np.flatnonzero(symbols[lag:] != symbols[:-lag])
     starts = np.concatenate(([0], breaks + 1))
     ends = np.concatenate((breaks, [count - lag]))
     long = ends - starts >= (repeats - 1) * lag
     starts, ends = starts[long], ends[long] + lag
+    if not len(starts):
+        return []
+    block = np.unique(sums[starts + lag] - sums[starts], return_inverse=True)[1].reshape(-1)
+    order = np.argsort(-np.bincount(block, weights=ends - starts), kind="stable")
+    stretches = np.column_stack((starts, ends))
+    return [stretches[block == index] for index in order[:_BLOCKS_OF_A_LAG]]
+
+
+def _mask(count: int, stretches: NDArray[np.int64]) -> NDArray[np.bool_]:
     mask = np.zeros(count, np.bool_)
-    if len(starts):
-        block = np.unique(sums[starts + lag] - sums[starts], return_inverse=True)[1].reshape(-1)
-        chosen = block == np.argmax(np.bincount(block, weights=ends - starts))
-        for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True):
-            mask[start:end] = True
+    for start, end in stretches.tolist():
+        mask[start:end] = True
     return mask
 
 
@@ -156,23 +167,27 @@ def candidate_lags(symbols: NDArray[Any], max_lag: int, limit: int = 24) -> list
 def repeat_levels(
     symbols: NDArray[Any], *, max_lag: int | None = None, repeats: int = 2
 ) -> list[Level]:
-    """The lags that each explain more than every smaller one, ascending; [] if nothing repeats.
+    """The repeated blocks that each explain more than all shorter ones, or what none of them does.
 
-    symbols: integers 0 … S-1, shape (n,). A program that nests loops gives one level a loop,
-    the innermost first.
+    symbols: integers 0 … S-1, shape (n,). Lags ascend; of one lag there may be a few blocks, the
+    most frequent first. A program that nests loops gives a level a loop, the innermost first;
+    [] if nothing repeats.
     """
     count = len(symbols)
     levels: list[Level] = []
     sums = _pair_sums(symbols)
-    best = 0
+    new = np.ones(count, np.bool_)
+    most = 0
     for lag in candidate_lags(symbols, min(max_lag or count, count // repeats)):
-        mask = _repeating(symbols, sums, lag, repeats)
-        explained = int(np.count_nonzero(mask))
-        if explained > best:
-            levels.append(Level(lag, mask, explained))
-            best = explained
-            if explained == count:
-                break
+        for stretches in _repeated_blocks(symbols, sums, lag, repeats):
+            mask = _mask(count, stretches)
+            explained = int(np.count_nonzero(mask))
+            if explained > most or np.any(mask & new):
+                levels.append(Level(lag, mask, explained))
+                most = max(most, explained)
+                new &= ~mask
+        if most == count:
+            break
     return levels
 
 
@@ -193,6 +208,7 @@ def find_period(
     """
     codes = np.unique(symbols, return_inverse=True)[1].reshape(-1)
     levels = repeat_levels(codes, repeats=repeats)
-    if not levels or levels[-1].explained < min_explained * len(codes):
+    best = max(levels, key=lambda level: level.explained, default=None)  # the first of equals
+    if best is None or best.explained < min_explained * len(codes):
         return None
-    return levels[-1].lag
+    return best.lag

@@ -178,7 +178,12 @@ class Follower:
             place = (place - 1) % self.length
             back += 1
         first = (self.unit.anchor - place) % self.length
+        # Where the track was not left here, an anchor at the very begin may be a foreign call
+        # that looks like it, before the first that really is on track.
+        sure = place == self._expected
         for offset in range(first, back, self.length):
+            if offset < 2 and not sure:
+                continue
             self._cross([self._recent[offset - back][1]], np.array([self._fed - back + offset]))
         self._position = (place + back) % self.length
         self._recent.clear()

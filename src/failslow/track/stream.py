@@ -24,11 +24,13 @@ _PROBATION = 128
 """Repeats for which a unit may still prove to be a part of a longer one,"""
 _PROBATION_CALLS = 1 << 13
 """and the least number of calls."""
-_SHORT = 4
-"""Calls of a unit that may easily be a loop inside an iteration: its iterations are held back
-until there were"""
-_SHORT_REPEATS = 32
+_SHORT = 2
+"""Calls of a unit that may easily be a loop inside an iteration. Its iterations, and those of a
+unit without a call on the widest group seen, are held back until there were"""
+_SHORT_REPEATS = 64
 """of them, for a step mark to come first or a longer unit to show."""
+_ESTABLISHED = 24
+"""Iterations after which calls that do not fit may be a new program, not a longer unit."""
 _CLEAN_ENOUGH = 3
 """Iterations without a foreign call after which what was astray is forgotten."""
 _DIRTY_ENOUGH = 4
@@ -75,16 +77,18 @@ class PeriodFollower:
         self._follower: Follower | None = None
         self._buffer: _Buffer | None = _Buffer()
         self._next_search = _FIRST_SEARCH
+        self._left_at: int | None = None
+        """Length of the buffer when the track was left, until it is regained for good."""
+        self._next_tail_search = 0
         self._probation_calls = 0
         """Length of the buffer at which the unit is past doubt; 0: it is."""
-        self._doubt = False
+        self._doubt = self._trusted = False
         self._held: list[Crossing] = []
         """Crossings of a unit in doubt, or not yet trusted."""
-        self._trusted = False
         self._out: list[tuple[int, Crossing]] = []
         self._given_ns = -(1 << 62)
-        self._dirty = self._clean = 0
-        self._min_bytes = 0
+        self._crossed = self._dirty = self._clean = 0
+        self._min_bytes = self._widest = 0
 
     @property
     def locked(self) -> bool:
@@ -99,21 +103,30 @@ class PeriodFollower:
 
     def lose(self) -> None:
         """Records were lost here."""
-        self._settle()
         if self._follower is None:
             self._start_buffer()
         else:
+            self._settle()
             self._follower.lose()
-            self._buffer = None
-            self._probation_calls = 0
+            self._drop_buffer()
 
     def feed(self, rows: Rows) -> list[tuple[int, Crossing]]:
         """The boundaries crossed in `rows`, each with the generation of its unit."""
         taken = 0
         while taken < len(rows):
-            piece = rows[taken : taken + self._room()]
-            taken += self._take(piece)
+            used = self._take(rows[taken : taken + self._room()])
+            if used:
+                widest = rows["group_size"][taken : taken + used].max()
+                self._widest = max(self._widest, int(widest))
+            taken += used
             self._act()
+        out, self._out = self._out, []
+        return out
+
+    def finish(self) -> list[tuple[int, Crossing]]:
+        """No more rows will come: the boundaries held back."""
+        if not self._doubt:
+            self._settle()
         out, self._out = self._out, []
         return out
 
@@ -121,10 +134,12 @@ class PeriodFollower:
         """Calls until something is due at a length of the buffer."""
         if self._buffer is None:
             return 1 << 62
-        due = min(self._next_search, self._capacity)
+        due = [self._next_search, self._capacity]
+        if self._left_at is not None:
+            due.append(self._next_tail_search)
         if self._probation_calls:
-            due = min(due, self._probation_calls)
-        return due - len(self._buffer)
+            due.append(self._probation_calls)
+        return min(due) - len(self._buffer)
 
     def _take(self, piece: Rows) -> int:
         """Follow and buffer rows until the track is lost or regained; returns how many."""
@@ -135,45 +150,59 @@ class PeriodFollower:
         was_on_track, astray = follower.on_track, follower.astray
         used, fed = _step(follower, piece)
         self._keep(piece[:used])
-        if was_on_track and not follower.on_track and self._buffer is None:
-            self._start_buffer()
-        elif not was_on_track and follower.on_track and self._probation_calls:
+        if not was_on_track and follower.on_track and self._probation_calls:
             self._doubt = self._doubt or self._is_news(astray + fed)
+        self._count(follower)
+        if was_on_track and not follower.on_track and self._left_at is None:
+            if self._buffer is None:
+                self._start_buffer()
+            self._left_at = self.buffered
+            self._next_tail_search = self._left_at + _FIRST_SEARCH
+        return used
+
+    def _count(self, follower: Follower) -> None:
+        """Pass crossings on, and forget what was astray once it is on track for good."""
         found, follower.found = follower.found, []
         for crossing in found:
-            self._dirty, self._clean = (
-                (0, self._clean + 1) if crossing.clean else (self._dirty + 1, 0)
-            )
+            self._dirty = 0 if crossing.clean else self._dirty + 1
+            self._clean = self._clean + 1 if crossing.clean else 0
+        self._crossed += len(found)
         self._pass_on(found)
-        if follower.on_track and self._clean >= _CLEAN_ENOUGH and not self._probation_calls:
-            self._buffer = None
-        return used
+        if follower.on_track and self._clean >= _CLEAN_ENOUGH:
+            self._left_at = None
+            if not self._probation_calls:
+                self._buffer = None
 
     def _act(self) -> None:
         """Do what is due at this length of the buffer."""
-        if self._buffer is None:
-            return
-        count = len(self._buffer)
-        if count >= self._next_search:
-            self._next_search = count + max(1, count // (8 if count < 1 << 14 else 4))
+        if self._buffer is not None and len(self._buffer) >= self._next_search:
+            self._next_search = _later(len(self._buffer), len(self._buffer))
             if self._may_search():
                 self._search(self._buffer.rows)
-        if self._probation_calls and count >= self._probation_calls:
+        if self._buffer is not None and self._left_at is not None:
+            tail = len(self._buffer) - self._left_at
+            if len(self._buffer) >= self._next_tail_search:
+                self._next_tail_search = _later(len(self._buffer), tail)
+                if self._may_search_tail():
+                    self._search(self._buffer.rows[self._left_at :])
+        if self._probation_calls and self.buffered >= self._probation_calls:
             self._end_probation()
-        if self._buffer is not None and len(self._buffer) >= self._capacity:
-            self._buffer.keep_last(self._capacity // 2)
-            self._next_search = self._capacity * 5 // 8
+        if self.buffered >= self._capacity:
+            self._shorten_buffer(self._capacity // 2)
 
     def _may_search(self) -> bool:
+        """No unit is known, or the one there is may be a part of a longer one."""
         follower, unit = self._follower, self.unit
-        if (
-            follower is None
-            or unit is None
-            or not follower.on_track
-            or self._dirty >= _DIRTY_ENOUGH
-        ):
+        if follower is None or unit is None:
             return True
-        return bool(self._probation_calls) and (self._doubt or unit.strength < 2)
+        unsure = self._doubt or unit.strength < 2 or not follower.on_track
+        return bool(self._probation_calls) and unsure
+
+    def _may_search_tail(self) -> bool:
+        """An established unit does not fit any more."""
+        if self._follower is None or (self._probation_calls and self._crossed < _ESTABLISHED):
+            return False
+        return not self._follower.on_track or self._dirty >= _DIRTY_ENOUGH
 
     def _search(self, rows: Rows) -> None:
         unit = find_unit(rows, self._ops, min_bytes=self._min_bytes)
@@ -183,12 +212,13 @@ class PeriodFollower:
         if old is None or follower is None:
             self._adopt(unit, rows)
         elif old.same(unit):
-            self._doubt = False
-            self._pass_on([])
-            if not self._probation_calls and follower.on_track:
-                self._dirty = 0
-                self._buffer = None
+            self._dirty = 0
+            if len(rows) == self.buffered:
+                self._doubt = False
+                self._pass_on([])
         elif self._replaces(unit, old, follower):
+            if len(rows) < self.buffered and not self._doubt:
+                self._settle()  # another program, not a longer unit: what was held is right
             self.generation += 1
             self._adopt(unit, rows)
 
@@ -199,25 +229,29 @@ class PeriodFollower:
         return self._doubt or bool(self._dirty) or not follower.on_track
 
     def _adopt(self, unit: Unit, rows: Rows) -> None:
-        """Follow `unit` from the first call kept: what passed while searching is timed too."""
+        """Follow `unit` from the first of `rows`: what passed while searching is timed too."""
         self.unit = unit
         self._follower = follower = Follower(unit)
         self._min_bytes = unit.weighty_bytes(self._ops)
         self._doubt, self._held = False, []
-        self._trusted = unit.strength == 2 and len(unit.keys) > _SHORT
-        self._dirty = self._clean = 0
+        self._trusted = (
+            len(unit.keys) > _SHORT
+            and not unit.burst_ns
+            and int(unit.rows["group_size"].max()) >= self._widest
+        )
+        self._crossed = self._dirty = self._clean = 0
+        self._left_at = None
         taken = 0
         while taken < len(rows):
             taken += _step(follower, rows[taken:])[0]
-        found = [crossing for crossing in follower.found if crossing.start_ns > self._given_ns]
-        follower.found = []
-        if found:
-            found[0] = found[0]._replace(opens=True)
-        self._pass_on(found)
+        follower.found = [c for c in follower.found if c.start_ns > self._given_ns]
+        if follower.found:
+            follower.found[0] = follower.found[0]._replace(opens=True)
         self._probation_calls = min(
             max(_PROBATION * len(unit.keys), _PROBATION_CALLS), self._capacity // 2
         )
-        if len(rows) >= self._probation_calls:
+        self._count(follower)
+        if self.buffered >= self._probation_calls:
             self._end_probation()
 
     def _is_news(self, count: int) -> bool:
@@ -230,18 +264,14 @@ class PeriodFollower:
     def _end_probation(self) -> None:
         self._settle()
         self._probation_calls = 0
-        if self._buffer is None or self._follower is None:
-            return
-        if self._follower.on_track:
-            self._buffer = None
-        else:
-            self._buffer.keep_last(min(self._follower.astray, len(self._buffer)))
-            self._next_search = max(_FIRST_SEARCH, len(self._buffer) + 1)
+        if self._follower is not None and self._follower.on_track:
+            self._drop_buffer()
+        elif self._left_at is not None:
+            self._shorten_buffer(self.buffered - self._left_at)
 
     def _settle(self) -> None:
         """The unit is taken to be right."""
-        self._doubt = False
-        self._trusted = True
+        self._doubt, self._trusted = False, True
         self._pass_on([])
 
     def _pass_on(self, found: list[Crossing]) -> None:
@@ -256,11 +286,29 @@ class PeriodFollower:
     def _start_buffer(self) -> None:
         self._buffer = _Buffer()
         self._next_search = _FIRST_SEARCH
-        self._clean = 0
+
+    def _drop_buffer(self) -> None:
+        self._buffer = self._left_at = None
+        self._probation_calls = self._clean = 0
+
+    def _shorten_buffer(self, count: int) -> None:
+        if self._buffer is None:
+            return
+        dropped = len(self._buffer) - count
+        self._buffer.keep_last(count)
+        if self._left_at is not None:
+            self._left_at = max(0, self._left_at - dropped)
+            self._next_tail_search = _later(count, count - self._left_at)
+        self._next_search = _later(count, count)
 
     def _keep(self, rows: Rows) -> None:
         if self._buffer is not None:
             self._buffer.extend(rows)
+
+
+def _later(count: int, searched: int) -> int:
+    """When to search next, having searched `searched` calls at `count`."""
+    return count + max(1, searched // (8 if searched < 1 << 14 else 4))
 
 
 def _step(follower: Follower, rows: Rows) -> tuple[int, int]:

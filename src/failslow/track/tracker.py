@@ -123,6 +123,15 @@ class Tracker:
         self._iterations += len(samples)
         return samples
 
+    def finish(self) -> list[StepSample]:
+        """The iterations held back as unsure, now that no record will follow."""
+        samples: list[StepSample] = []
+        if self._source is None:
+            for generation, crossing in self._period.finish():
+                samples += self._cross(("period", generation), crossing)
+        self._iterations += len(samples)
+        return samples
+
     @property
     def state(self) -> TrackState:
         """What is known now."""

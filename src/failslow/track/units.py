@@ -45,6 +45,8 @@ _MIN_GROUP_CALLS = 512
 """which is not tried in fewer calls than these."""
 _SCALAR_BYTES = 64
 """A reduction up to this size carries metrics, not gradients."""
+_RARE_CALLS = 64
+"""Calls between foreign stretches, on average, that make them sporadic."""
 _BURST_RATIO = 4.0
 """Gaps between equal calls that differ by this factor part bursts of them."""
 
@@ -170,7 +172,7 @@ def _views(rows: Rows, ops: OpKinds) -> Iterator[View]:
         codes = np.unique(sizes, return_inverse=True)[1].reshape(-1)
         if codes.max() > 0:
             levels = repeat_levels(codes)
-            repeats = bool(levels) and levels[-1].explained * 2 >= len(sizes)
+            repeats = any(level.explained * 2 >= len(sizes) for level in levels)
             (repeating if repeats else varying).append(kind_key)
     if varying:
         yield View(sizeless=np.array(varying, np.uint64))
@@ -192,13 +194,15 @@ class _Stretch:
     def find(self) -> tuple[Unit | None, bool]:
         """(the unit, whether to wait for more calls rather than to look otherwise)."""
         codes: NDArray[np.int64] = np.unique(self.keys, return_inverse=True)[1].reshape(-1)
-        waits = False
+        waits: bool = False
+        half = len(codes) // 2
         for level in repeat_levels(codes):
             unit = self._judge(codes, level)
             if unit is None:
                 continue
             if level.explained < level.lag * self._repeats(level.lag):
-                waits = True
+                later = int(np.count_nonzero(level.mask[half:]))
+                waits = waits or later * 2 >= len(codes) - half
             elif level.lag == 1 and self.view.group is None:
                 return self._by_bursts(unit), True
             else:
@@ -224,8 +228,11 @@ class _Stretch:
         block = rows[end - lag : end].copy()
         alphabet = np.zeros(int(codes.max()) + 1, np.bool_)
         alphabet[codes[end - lag : end]] = True
-        elsewhere = np.count_nonzero(alphabet[codes] & ~mask)
-        if elsewhere * 3 > level.explained:
+        others = rows[~mask]
+        elsewhere = np.count_nonzero(alphabet[codes[~mask]])
+        alike = np.isin(others["kind_key"], block["kind_key"])
+        resized = np.count_nonzero(alike & (others["size_bytes"] >= self.min_bytes))
+        if max(elsewhere, resized) * 3 > level.explained:
             return None  # its calls are also made in another arrangement: a part of something
         if not np.any(block["size_bytes"][ops.reduces[block["op"]]] >= self.min_bytes):
             sends = bool(ops.sends[block["op"]].any())
@@ -269,10 +276,10 @@ def _sporadic(positions: NDArray[np.int64], lag: int, count: int) -> bool:
         return True
     events = positions[np.concatenate(([True], np.diff(positions) > lag))]
     since = count - int(positions[-1])
-    if len(events) * _MIN_REPEATS * lag > count:
+    if len(events) * max(_MIN_REPEATS * lag, _RARE_CALLS) > count:
         return False  # so often that they are of every iteration
     if len(events) == 1:
-        return since > int(events[0]) + lag
+        return since > 2 * int(events[0]) + lag
     gaps = np.diff(events)
     return bool(gaps.max() > 1.25 * gaps.min() + lag or since > 1.25 * gaps.max() + lag)
 
@@ -287,14 +294,13 @@ def _weighty(rows: Rows, ops: OpKinds) -> int:
 def _anchor(block: Rows, keys: NDArray[np.uint64], ops: OpKinds) -> int:
     """The call to take for the boundary: one of its kind, on the widest group, a reduction.
 
-    Among equals the last: closest to the optimizer's step. Where every symbol occurs more than
-    once the position in the unit has to do.
+    Among equals the one after which nothing is called for longest: the last before the step.
+    Where every symbol occurs more than once the position in the unit has to do.
     """
     _, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
     order = np.lexsort(
         (
-            np.arange(len(block)),
-            block["size_bytes"],
+            np.roll(block["gap_ns"], -1),
             ops.reduces[block["op"]],
             block["group_size"],
             counts[which.reshape(-1)] == 1,
