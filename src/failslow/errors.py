@@ -3,6 +3,7 @@
 FailslowError                  base: the message is one line for a user: what, where, what to do
 ├── CaptureError               a ring of collectives cannot be made or read
 ├── ConfigError                a setting is out of range (value, limit, remedy)
+├── InjectError                a fault cannot be injected or undone
 ├── InputError                 a file cannot be used as training telemetry
 │   ├── UnknownFormatError     no reader knows the file
 │   └── MissingDependencyError the format needs an optional library
@@ -18,6 +19,7 @@ __all__ = [
     "CaptureError",
     "ConfigError",
     "FailslowError",
+    "InjectError",
     "InputError",
     "JournalError",
     "MessageTooLargeError",
@@ -38,6 +40,10 @@ class CaptureError(FailslowError):
 
 class ConfigError(FailslowError):
     """A setting is out of range."""
+
+
+class InjectError(FailslowError):
+    """A fault cannot be injected, or cannot be undone."""
 
 
 class InputError(FailslowError):
