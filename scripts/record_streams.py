@@ -53,7 +53,7 @@ def record(scenario: str, ranks: int, iterations: int, work_ms: float) -> list[P
         with launch([*command, "--work-ms", str(work_ms)], world=ranks) as job:
             job.wait(timeout_s=180)
             for rank in sorted({0, ranks - 1} if scenario == "hybrid" else {0}):
-                truth = json.loads((Path(name) / f"rank{rank}.json").read_text())
+                truth = json.loads((Path(name) / f"rank{rank}.json").read_text())[scenario]
                 suffix = f"_rank{rank}" if scenario == "hybrid" else ""
                 written.append(save(job, rank, truth, FOLDER / f"{scenario}{suffix}.npz"))
     return written

@@ -1,7 +1,9 @@
-"""Real training jobs, one scenario a run, to be watched: `python job.py SCENARIO --out FOLDER`.
+"""Real training jobs to be watched: `python job.py SCENARIO… --out FOLDER`.
 
 In: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Out: FOLDER/rank<r>.json with what the script
-itself saw: {"losses": [...], "step_end_ns": [...], "marks": {...}}. Nothing here knows failslow.
+itself saw of each scenario: {"ddp": {"losses": [...], "step_end_ns": [...], "start_ns": …,
+"did": [[op, bytes, group size, peer], ...], "marks": {...}}}. Between two scenarios all process
+groups are destroyed and made anew. Nothing here knows failslow.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,19 +35,28 @@ class Job:
     def __init__(self, iterations: int, work_ms: float) -> None:
         self.iterations = iterations
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.start_ns = time.monotonic_ns()
         self.losses: list[float] = []
         self.step_end_ns: list[int] = []
+        self.did: list[tuple[str, int, int, int]] = []
         self.marks: dict[str, Any] = {}
         self._block = torch.randn(192, 192)
         self._repeats = 1
         self._calibrate(work_ms / 1e3)
 
     def _calibrate(self, seconds: float) -> None:
+        if not seconds:
+            self._repeats = 0
+            return
         took = min(self._timed(20) for _ in range(5)) / 20
-        self._repeats = max(1, round(seconds / took)) if seconds else 0
+        self._repeats = max(1, round(seconds / took))
         shared = torch.tensor([self._repeats])
         dist.broadcast(shared, 0)
         self._repeats = int(shared)
+
+    def note(self, op: str, size_bytes: int, group_size: int = 0, peer: int = -1) -> None:
+        """The script just made this call."""
+        self.did.append((op, size_bytes, group_size or self.world, peer))
 
     def _timed(self, repeats: int) -> float:
         start = time.thread_time()
@@ -168,14 +181,15 @@ def pipeline_tensor_data(job: Job, grid: tuple[int, int, int] = (2, 2, 2), micro
         for block in net:
             plan: Any = {"0": ColwiseParallel(), "2": RowwiseParallel()}
             parallelize_module(block, mesh["tp"], plan)
-    stage = PipelineStage(
-        net, stage_index, grid[0], torch.device("cpu"), group=mesh.get_group("pp")
-    )
 
     def loss_fn(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (out - target).square().mean()
 
-    schedule = Schedule1F1B(stage, micro, loss_fn=loss_fn, scale_grads=False)
+    schedule = None
+    if grid[0] > 1:
+        device, pipe = torch.device("cpu"), mesh.get_group("pp")
+        stage = PipelineStage(net, stage_index, grid[0], device, group=pipe)
+        schedule = Schedule1F1B(stage, micro, loss_fn=loss_fn, scale_grads=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
     data_rank = mesh.get_local_rank("dp")
 
@@ -183,7 +197,11 @@ def pipeline_tensor_data(job: Job, grid: tuple[int, int, int] = (2, 2, 2), micro
         job.work()
         losses: list[torch.Tensor] = []
         x = batch(index, data_rank).repeat(micro, 1)
-        if stage_index == 0:
+        if schedule is None:
+            for part in x.chunk(micro):
+                losses.append(loss_fn(net(part), part))
+                torch.autograd.backward(losses[-1])
+        elif stage_index == 0:
             schedule.step(x)
         else:
             schedule.step(target=x, losses=losses)
@@ -274,6 +292,69 @@ def scenario_change(job: Job) -> None:
     job.run(sharded(job), job.iterations - job.iterations // 2)
 
 
+def scenario_tour(job: Job) -> None:
+    """Every collective, groups, failures, forked workers: see tour.py."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.capture.tour import tour
+
+    tour(job)
+
+
+def scenario_profiled(job: Job) -> None:
+    """Waits for the file `go`; then rank 1 comes 0.3 s late to a collective nobody waits for."""
+    dist.all_reduce(torch.ones(1))
+    while not (Path(os.environ["JOB_OUT"]) / "go").exists():
+        time.sleep(0.01)
+    dist.barrier()
+    net = DistributedDataParallel(nn.Linear(16, 1))
+    loss: torch.Tensor = net(torch.ones(1, 16)).sum()
+    if job.rank:
+        time.sleep(0.3)
+    torch.autograd.backward(loss)
+    dist.barrier()
+
+
+def scenario_tensor_parallel(job: Job) -> None:
+    """DTensor tensor parallel alone: functional collectives, started by C++."""
+    job.run(pipeline_tensor_data(job, (1, 1, job.world), micro=1))
+
+
+def scenario_pipeline(job: Job) -> None:
+    """1F1B alone: sends and receives."""
+    job.run(pipeline_tensor_data(job, (job.world, 1, 1)))
+
+
+def scenario_compiled(job: Job) -> None:
+    """A compiled model, a collective inside a full graph, and a compiled optimizer step."""
+    from torch.distributed import _functional_collectives as functional
+
+    net, world = model(), list(range(job.world))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    compiled: Any = torch.compile(net, backend="aot_eager")
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def average(x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = functional.all_reduce(x, "sum", world)
+        return total / job.world
+
+    def update() -> None:
+        optimizer.step()
+
+    compiled_update = torch.compile(update, backend="aot_eager")
+
+    def step(index: int) -> torch.Tensor:
+        loss: torch.Tensor = compiled(batch(index, job.rank)).square().mean()
+        torch.autograd.backward(loss)
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.grad = average(parameter.grad).detach()
+        (compiled_update if index % 2 else update)()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    job.run(step)
+
+
 SCENARIOS = {
     name.removeprefix("scenario_"): act
     for name, act in list(globals().items())
@@ -283,20 +364,35 @@ SCENARIOS = {
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenario", choices=sorted(SCENARIOS))
+    parser.add_argument("scenarios", choices=sorted(SCENARIOS), nargs="+")
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--work-ms", type=float, default=0.0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     os.environ["JOB_OUT"] = str(options.out)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    job = Job(options.iterations, options.work_ms)
-    SCENARIOS[options.scenario](job)
-    report = {"losses": job.losses, "step_end_ns": job.step_end_ns, "marks": job.marks}
-    (options.out / f"rank{job.rank}.json").write_text(json.dumps(report))
-    dist.barrier()
-    time.sleep(0.3)  # gloo aborts when a peer closes first: all leave together
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, world, rank == 0)
+    report = {}
+    for number, scenario in enumerate(options.scenarios):
+        own = PrefixStore(str(number), store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
+        job = Job(options.iterations, options.work_ms)
+        SCENARIOS[scenario](job)
+        report[scenario] = {
+            "losses": job.losses,
+            "start_ns": job.start_ns,
+            "step_end_ns": job.step_end_ns,
+            "end_ns": time.monotonic_ns(),
+            "did": job.did,
+            "marks": job.marks,
+        }
+        dist.barrier()
+        time.sleep(0.3)  # gloo aborts when a peer closes first: all leave together
+        if scenario != options.scenarios[-1]:
+            dist.destroy_process_group()
+    (options.out / f"rank{rank}.json").write_text(json.dumps(report))
     os._exit(0)
 
 

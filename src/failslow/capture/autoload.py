@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
+from failslow.errors import FailslowError
+
 __all__ = ["autoload"]
 
 _OFF = ("", "0", "false", "no", "off")
@@ -27,4 +29,5 @@ def autoload() -> None:
         hook.install()
     except Exception as error:
         # fail open: the job runs unwatched, and says why
-        sys.stderr.write(f"failslow: this worker is not watched: {error!r}\n")
+        reason = error if isinstance(error, FailslowError) else repr(error)
+        sys.stderr.write(f"failslow: this worker is not watched: {reason}\n")

@@ -22,10 +22,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from failslow.capture.completion import DeviceClock
 from failslow.capture.kernels import make_kernel, make_wait
 from failslow.capture.methods import METHODS, UNSEEN, make_method
 from failslow.capture.ops import dispatcher_ops
 from failslow.capture.recorder import Recorder
+from failslow.errors import CaptureError
 
 __all__ = ["install", "mark_step", "quiet", "status", "uninstall"]
 
@@ -37,18 +39,25 @@ class _Installed:
     missed: tuple[str, ...] = ()
     undo: ExitStack = ExitStack()
     pid = 0
+    fork_watched = False
 
 
-def install(mode: str = "") -> Recorder:
+def install(mode: str = "", device: DeviceClock | None = None) -> Recorder:
     """Hook this process; a second call changes nothing. The ring is made at the first call.
 
     mode: "dispatcher" or "python"; default $FAILSLOW_CAPTURE_MODE, else whichever this torch
-    allows. Raises what torch raises when its parts are missing: nothing is left installed.
+    allows. device: stands in for CUDA events in tests. Raises what torch raises when its parts
+    are missing, and CaptureError for an unknown mode: nothing is left installed.
     """
     if _Installed.recorder is not None:
         return _Installed.recorder
     mode = mode or os.environ.get("FAILSLOW_CAPTURE_MODE", "") or _best_mode()
-    recorder = Recorder(mode=mode, description={"torch": torch.__version__})
+    if mode not in ("dispatcher", "python"):
+        raise CaptureError(
+            f"FAILSLOW_CAPTURE_MODE = {mode!r} must be dispatcher or python; unset it to let "
+            "failslow choose"
+        )
+    recorder = Recorder(mode=mode, description={"torch": torch.__version__}, device=device)
     with ExitStack() as stack:  # half an installation is undone
         attach = _attach_dispatcher if mode == "dispatcher" else _attach_methods
         missed = attach(recorder, stack)
@@ -56,7 +65,9 @@ def install(mode: str = "") -> Recorder:
         stack.callback(register_optimizer_step_post_hook(_step(recorder)).remove)
         _Installed.undo = stack.pop_all()
     _Installed.recorder, _Installed.missed, _Installed.pid = recorder, tuple(missed), os.getpid()
-    os.register_at_fork(after_in_child=recorder.forked)
+    if not _Installed.fork_watched:
+        os.register_at_fork(after_in_child=_forked)
+        _Installed.fork_watched = True
     atexit.register(uninstall)
     return recorder
 
@@ -70,6 +81,11 @@ def uninstall() -> None:
         atexit.unregister(uninstall)
         recorder.stop("uninstalled")
         _Installed.undo.close()
+
+
+def _forked() -> None:
+    if _Installed.recorder is not None:
+        _Installed.recorder.forked()
 
 
 def mark_step(index: int) -> None:
@@ -142,15 +158,12 @@ def _attach_dispatcher(recorder: Recorder, stack: ExitStack) -> list[str]:
 
 def _attach_methods(recorder: Recorder, stack: ExitStack) -> list[str]:
     """Wrap ProcessGroup's methods; returns what is not seen that way."""
-    missed = list(UNSEEN)
-    for name in METHODS:
-        original = getattr(dist.ProcessGroup, name, None)
-        if original is None:
-            missed.append(name)
-        else:
-            wrapped = make_method(recorder, name, original)
-            _replace(stack, dist.ProcessGroup, name, wrapped)
-    return missed
+    group, seen = dist.ProcessGroup, set()
+    for name, (op, _, _) in METHODS.items():
+        if hasattr(group, name):
+            _replace(stack, group, name, make_method(recorder, name, getattr(group, name)))
+            seen.add(op)
+    return [*UNSEEN, *sorted({op for op, _, _ in METHODS.values()} - seen)]
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -24,22 +24,28 @@ UNSEEN = (
     "collectives in compiled graphs",
 )
 METHODS = {
-    # method of ProcessGroup: (op, argument holding the message, one rank's share of it)
+    # method of ProcessGroup: (op, argument holding the message, one rank's share of it);
+    # torch has had two names for some, and a torch has either or both
     "allreduce": ("allreduce_", 0, False),
     "allreduce_coalesced": ("allreduce_coalesced_", 0, False),
     "allgather": ("allgather_", 1, True),
     "_allgather_base": ("_allgather_base_", 0, False),
+    "all_gather_single": ("_allgather_base_", 0, False),
     "allgather_coalesced": ("allgather_coalesced_", 1, True),
     "allgather_into_tensor_coalesced": ("allgather_into_tensor_coalesced_", 0, False),
+    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", 0, False),
     "reduce_scatter": ("reduce_scatter_", 0, True),
     "_reduce_scatter_base": ("_reduce_scatter_base_", 1, False),
+    "reduce_scatter_single": ("_reduce_scatter_base_", 1, False),
     "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced_", 1, False),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced_", 1, False),
     "broadcast": ("broadcast_", 0, False),
     "reduce": ("reduce_", 0, False),
     "gather": ("gather_", 1, True),
     "scatter": ("scatter_", 0, True),
     "alltoall": ("alltoall_", 1, False),
     "alltoall_base": ("alltoall_base_", 1, False),
+    "all_to_all_single": ("alltoall_base_", 1, False),
     "send": ("send", 0, False),
     "recv": ("recv_", 0, False),
     "recv_anysource": ("recv_any_source_", 0, False),
