@@ -33,6 +33,7 @@ from tests.transport.servers import (
     REDIS_SERVER,
     TOKEN,
     MemoryServer,
+    ProcessServer,
     Server,
     redis_server,
     tcpstore_server,
