@@ -5,6 +5,7 @@ or a `JobAnalysis`. Pure: time is what the samples say.
 """
 
 from failslow.detect.batch import analyze
-from failslow.detect.online import DetectEvent, Detector
+from failslow.detect.events import DetectEvent
+from failslow.detect.online import Detector
 
 __all__ = ["DetectEvent", "Detector", "analyze"]

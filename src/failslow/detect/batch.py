@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.config import DetectConfig
-from failslow.detect.online import DetectEvent, Detector
+from failslow.detect.events import DetectEvent
+from failslow.detect.online import Detector
 from failslow.records import Episode, JobAnalysis, Level, StepSeries
+from failslow.stats.robust import mad, median
 
 __all__ = ["analyze"]
 
@@ -94,7 +96,7 @@ class _Summary:
         if not healthy.any():
             healthy = ~self.inside
         weights = series.iterations[healthy]
-        healthy_s = _weighted_median(series.duration_s[healthy], weights)
+        healthy_s = median(series.duration_s[healthy], weights)
         lost_s = sum(e.lost_s for e in episodes if e.kind == "fail_slow")
         wall_s = float(series.end_s[-1])
         own_s = np.exp(self.base + self.correction)
@@ -142,6 +144,8 @@ class _Summary:
                 drafts[-1].levels.append(event.first_index)
             elif event.kind == "relief" and drafts:
                 drafts[-1].end = event.first_index
+                if event.first_index <= drafts[-1].first:  # taken back: it was no slowness
+                    drafts.pop()
             elif event.kind == "speedup":
                 self._warn_speedup(event)
         return drafts
@@ -192,7 +196,7 @@ class _Summary:
 
     def _spikes(self, excess: Floats) -> Flags:
         healthy = excess[~self.inside]
-        sigma = 1.4826 * float(np.median(np.abs(healthy))) if len(healthy) else 0.0
+        sigma = mad(healthy, 0.0) if len(healthy) else 0.0
         spike = (excess >= max(self.slow, 5.0 * sigma)) & ~self.inside
         for draft in self.drafts:
             piece = slice(draft.first, draft.end)
@@ -212,8 +216,8 @@ class _Summary:
         ratio = duration_s / own_s
         start_s = float(self.begins_s[draft.first])
         end_s = None if draft.end is None else float(self.begins_s[draft.end])
-        iteration_s = _weighted_median(duration_s, iterations)
-        baseline_s = _weighted_median(own_s, iterations)
+        iteration_s = median(duration_s, iterations)
+        baseline_s = median(own_s, iterations)
         planned = bool(series.planned_ramp) and draft.gradual
         notes = list(dict.fromkeys(draft.notes))
         if planned:
@@ -234,7 +238,7 @@ class _Summary:
             duration_s=(float(series.end_s[-1]) if end_s is None else end_s) - start_s,
             iteration_s=iteration_s,
             baseline_s=baseline_s,
-            slowdown=float(_weighted_median(ratio, iterations)),
+            slowdown=median(ratio, iterations),
             peak_slowdown=float(ratio.max()),
             lost_s=0.0 if planned else max(0.0, lost_s),
             confidence=min(1.0, draft.confidence),
@@ -251,7 +255,7 @@ class _Summary:
         return tuple(
             Level(
                 start_step=int(self.series.step[i]),
-                slowdown=_weighted_median(ratio[i:j], weights[i:j]),
+                slowdown=median(ratio[i:j], weights[i:j]),
             )
             for i, j in itertools.pairwise([*draft.levels, end])
             if j > i
@@ -334,7 +338,7 @@ class _Summary:
         keep = ~(self.inside | self.spike | self.warm)[begin:end]
         if not keep.any():
             return 0.0
-        return _weighted_median(
+        return median(
             self.series.duration_s[begin:end][keep], self.series.iterations[begin:end][keep]
         )
 
@@ -388,9 +392,3 @@ def _running_median(values: Floats, width: int = 5) -> Floats:
     padded = np.pad(values, width // 2, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, width)
     return np.asarray(np.median(windows, axis=1), dtype=np.float64)
-
-
-def _weighted_median(values: Floats, weights: NDArray[np.int64]) -> float:
-    order = np.argsort(values, kind="stable")
-    total = np.cumsum(weights[order])
-    return float(values[order[int(np.searchsorted(total, total[-1] / 2.0))]])

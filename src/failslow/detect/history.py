@@ -37,9 +37,12 @@ class History:
         self._size += n
 
     def values(self, begin: int, end: int) -> Floats:
-        """Corrected log times of records begin..end-1, fewer when older ones are gone."""
-        return self._columns[0, max(0, begin - self._first) : end - self._first]
+        """Corrected log times of records begin..end-1, fewer where they are gone or yet to come."""
+        return self._columns[0, self._slice(begin, end)]
 
     def iterations(self, begin: int, end: int) -> Floats:
         """Iterations covered by records begin..end-1, fewer when older ones are gone."""
-        return self._columns[1, max(0, begin - self._first) : end - self._first]
+        return self._columns[1, self._slice(begin, end)]
+
+    def _slice(self, begin: int, end: int) -> slice:
+        return slice(max(0, begin - self._first), min(self._size, end - self._first))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.detect.windows import Noise, run_lengths
+from failslow.stats.robust import autocorrelation, mad
 
 __all__ = ["HealthyLevel"]
 
@@ -68,7 +69,7 @@ def _after_warm_up(log_s: Floats) -> Floats:
     """Without the first records as long as they lie above what the later half is like."""
     later = log_s[len(log_s) // 2 :]
     level = np.median(later)
-    high = log_s > level + 3.0 * max(1.4826 * float(np.median(np.abs(later - level))), _FLOOR)
+    high = log_s > level + 3.0 * max(mad(later), _FLOOR)
     return log_s[len(log_s) // 2 if high.all() else int(np.argmin(high)) :]
 
 
@@ -80,22 +81,18 @@ def _detrended(log_s: Floats) -> Floats:
 
 def _noise(excess: Floats, count: int) -> Noise:
     n = len(excess)
-    sigma = 1.4826 * float(np.median(np.abs(excess)))
+    sigma = mad(excess, 0.0)
     if n < _FEW:
         # the median deviation of few samples may be far too small
         sigma = max(sigma * (1.0 + 4.0 / n), _FEW_FLOOR)
     sigma = max(sigma, _FLOOR)
-    clipped = np.clip(excess - np.median(excess), -3.0 * sigma, 3.0 * sigma)
-    clipped = clipped - clipped.mean()
-    power = float(clipped @ clipped)
-    rho = 0.0
-    if power > 0.0:
-        sure = 3.0 / np.sqrt(n)
-        correlations = [float(clipped[k:] @ clipped[:-k]) / power for k in range(1, _LAGS + 1)]
-        if correlations[0] > 0.0:
-            rho = correlations[0]
-        if correlations[0] > sure:
-            # white noise on top hides a slow process at lag 1; it shows in how slowly
-            # the correlation falls from there
-            rho = max(r ** (1.0 / k) for k, r in enumerate(correlations, 1) if r > sure)
+    if n < 2 * _LAGS:
+        return Noise(sigma=sigma, rho=0.0, count=count)
+    correlations = autocorrelation(excess, _LAGS)
+    sure = 3.0 / np.sqrt(n)
+    rho = max(0.0, float(correlations[0]))
+    if rho > sure:
+        # white noise on top hides a slow process at lag 1; it shows in how slowly
+        # the correlation falls from there
+        rho = max(float(r) ** (1.0 / k) for k, r in enumerate(correlations, 1) if r > sure)
     return Noise(sigma=sigma, rho=min(rho, 0.97), count=count)

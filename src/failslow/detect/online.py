@@ -23,88 +23,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import pdtrc
 
 from failslow.config import DetectConfig
 from failslow.detect.change import onset_posterior
+from failslow.detect.events import DetectEvent, EventKind
 from failslow.detect.history import History
 from failslow.detect.level import HealthyLevel
+from failslow.detect.stretch import CERTAIN, MIN_SLOW, SUSPECT, Rules, Stretch, creeps
 from failslow.detect.windows import (
     WINDOWS,
     Noise,
     locate_fall,
     locate_rise,
     majority_ends,
-    run_lengths,
     standard_error,
 )
 from failslow.detect.work import WorkModel
 from failslow.records import Run, StepSample, StepSeries
+from failslow.stats.robust import mad
 
-__all__ = ["DetectEvent", "Detector"]
+__all__ = ["Detector"]
 
 Floats = NDArray[np.float64]
-EventKind = Literal["suspected", "cleared", "onset", "level", "relief", "speedup", "run"]
 
 _FIRST_LEVEL = 10  # records before there is a healthy level to compare with
 _GRID = 64  # in the steady state, level and noise are renewed every 64 records
 _EARLY_GRID = (_FIRST_LEVEL, 12, 16, 20, 24, 32, 40, 48, 56)
 _BACK = 4096  # an onset is looked for at most so many records back
-_MIN_SLOW = 5  # fewer slow records are spikes
-_SPIKE_CAP = math.log(3.0)  # one record is evidence for at most three healthy ones
-_CERTAIN = 5.0  # sigmas: not once by chance in a year of iterations
-_MARGIN = 2.5  # sigmas above 8 %, so that a slowdown of 8 % is not called one of 10 %
-_WORTH = math.log(1.08)
-_SUSPECT = 4.0  # sigmas
-_SPIKE_ITERATIONS = 3  # a spike is one to so many long iterations
-_SPIKE_CHANCE = 1e-5  # that a job's ordinary spikes fall so close together
 _DRIFT_RECORDS = 32
-_AROUND = 24
 _SETTLED = 256
 _WARMUP = math.log(1.5)
 _WARMUP_RECORDS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetectEvent:
-    """Something the detector says. Indices count records from 0 in the order they came."""
-
-    kind: EventKind
-    index: int
-    """The record at which it was said."""
-    first_index: int
-    """The record at which it began."""
-    slowdown: float
-    """New level over healthy; for "speedup" new level over old."""
-    base_log_s: float
-    """Log of the healthy iteration time at the reference work."""
-    confidence: float = 0.0
-    gradual: bool = False
-    """No single change point: drift, or bursts."""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """The records since a supposed change, measured against a base level."""
-
-    first: int
-    """Index in the series."""
-    count: int
-    over: int
-    """Records at least min_slowdown over the base."""
-    bursts: int
-    """Spikes it would take for them: one for every three slow iterations in a row."""
-    median: float
-    error: float
-    """Standard error of `median`."""
-    wall_s: float
-    """Wall seconds, no record counted for more than three healthy ones."""
 
 
 class Detector:
@@ -115,8 +67,8 @@ class Detector:
 
     def __init__(self, config: DetectConfig | None = None) -> None:
         self.config = config or DetectConfig()
-        self._slow = math.log(self.config.min_slowdown)
-        self._healthy = math.log(self.config.relief_slowdown)
+        self._rules = rules = Rules(self.config)
+        self._slow, self._healthy = rules.slow, rules.healthy
         self._history = History(_BACK)
         self._count = 0
         self._run = 0
@@ -228,11 +180,9 @@ class Detector:
     def _renew_level(self) -> None:
         """At a grid point: take the healthy records since the last one into level and noise."""
         if self._episode:
-            recent = self._history.values(self._level_from, self._count)
-            self._slow_level = float(np.median(recent[:_SETTLED])) - self._base
-            if len(recent) >= _SETTLED and float(np.median(recent)) - self._base < self._slow:
-                note = f"settled at x{math.exp(self._slow_level):.2f}, no more than noise"
-                self._relieve(self._level_from, self._slow_level, self._count - 1, note)
+            recent = self._history.values(self._level_from, self._level_from + _SETTLED)
+            self._slow_level = float(np.median(recent)) - self._base
+            self._settle_low()
         elif self._level is None:
             values = self._history.values(self._start, self._count)
             if len(values) >= _FIRST_LEVEL:
@@ -267,7 +217,7 @@ class Detector:
         begin = max(self._clean, at - WINDOWS[-1] + 1)
         excess = self._history.values(begin, self._count) - level.log_s
         offset = at - begin
-        slow = majority_ends(excess >= self._slow, offset, WINDOWS)
+        slow = self._slow_ends(excess, offset, level.noise)
         crept = level.log_s - level.reference_log_s
         if crept > 0.02:
             slow |= majority_ends(excess + crept >= self._slow, offset, WINDOWS[3:])
@@ -292,6 +242,16 @@ class Detector:
             if position >= len(watch):
                 return self._count
 
+    def _slow_ends(self, excess: Floats, offset: int, noise: Noise) -> NDArray[np.bool_]:
+        """Positions at which a window ends that may hold a slow stretch."""
+        quiet = [w for w in WINDOWS if SUSPECT * standard_error(noise, 2 * w) <= self._slow]
+        ends = majority_ends(excess >= self._slow, offset, tuple(quiet))
+        for window in WINDOWS[: len(WINDOWS) - len(quiet)]:
+            # so few records of so noisy a job say something only when they are far out
+            height = SUSPECT * standard_error(noise, 2 * window)
+            ends |= majority_ends(excess >= height, offset, (window,))
+        return ends
+
     def _try_onset(self, now: int) -> bool:
         """Suspect or confirm a slow stretch that ends at record `now`."""
         level = self._level
@@ -303,7 +263,7 @@ class Detector:
         for base in bases:
             for stretch in self._rises(now, base, level.noise):
                 longest = max(longest, stretch.count)
-                if not self._suspicion and self._suspicious(stretch):
+                if not self._suspicion and self._rules.suspicious(stretch):
                     self._suspicion = True
                     self._say("suspected", stretch.first, stretch.median, now=now, base=base)
                 if self._confirm(stretch, now, base, level):
@@ -312,7 +272,7 @@ class Detector:
         self._next_try = now + max(1, longest // 8)
         return False
 
-    def _rises(self, now: int, base: float, noise: Noise) -> Iterator[_Stretch]:
+    def _rises(self, now: int, base: float, noise: Noise) -> Iterator[Stretch]:
         """The slow stretches ending at `now` that the windows point at, each one once."""
         begin = max(self._clean, now - _BACK + 1)
         excess = self._history.values(begin, now + 1) - base
@@ -326,49 +286,20 @@ class Detector:
             first = locate_rise(excess, height)
             if first not in seen:
                 seen.add(first)
-                yield self._measure(begin + first, now, excess[first:], noise)
+                yield self._measure(begin + first, excess[first:], base, noise)
 
-    def _measure(self, first: int, now: int, excess: Floats, noise: Noise) -> _Stretch:
-        iterations = self._history.iterations(first, now + 1)
-        log_s = self._history.values(first, now + 1)
-        runs = run_lengths(excess >= self._slow)
-        spike_records = max(1.0, _SPIKE_ITERATIONS / float(np.mean(iterations)))
-        return _Stretch(
-            first=first,
-            count=len(excess),
-            over=int(runs.sum()),
-            bursts=int(np.ceil(runs / spike_records).sum()),
-            median=float(np.median(excess)),
-            error=standard_error(noise, len(excess)),
-            wall_s=float((iterations * np.exp(log_s + np.minimum(0.0, _SPIKE_CAP - excess))).sum()),
-        )
+    def _measure(self, first: int, excess: Floats, base: float, noise: Noise) -> Stretch:
+        iterations = self._history.iterations(first, first + len(excess))
+        return self._rules.measure(first, excess, base, iterations, noise)
 
-    def _suspicious(self, stretch: _Stretch) -> bool:
-        return (
-            stretch.over >= self.config.suspect_iterations
-            and stretch.median >= self._slow
-            and stretch.median >= _SUSPECT * stretch.error
-        )
-
-    def _lasting(self, stretch: _Stretch, base: float) -> bool:
-        """Whether the stretch has lasted as long as a fail-slow (or its relief) must."""
-        need_s = max(self.config.min_duration_s, self.config.min_iterations * math.exp(base))
-        return stretch.count >= _MIN_SLOW and stretch.wall_s >= need_s
-
-    def _confirm(self, stretch: _Stretch, now: int, base: float, level: HealthyLevel) -> bool:
-        if not (
-            stretch.median >= self._slow
-            and self._no_spikes(stretch, level)
-            and self._lasting(stretch, base)
-            and stretch.median >= _CERTAIN * stretch.error
-            and stretch.median - _WORTH >= _MARGIN * stretch.error
-        ):
+    def _confirm(self, stretch: Stretch, now: int, base: float, level: HealthyLevel) -> bool:
+        if not self._rules.slow_for_sure(stretch, base, level.burst_rate):
             return False
         before = max(self._clean, stretch.first - _GRID)
         excess = self._history.values(before, now + 1) - base
         posterior = onset_posterior(excess, stretch.first - before, level.noise)
-        gradual = posterior <= self.config.change_probability or self._creeps(
-            excess, stretch.first - before
+        gradual = posterior <= self.config.change_probability or creeps(
+            excess, stretch.first - before, self._slow
         )
         if gradual and stretch.count < _DRIFT_RECORDS:
             return False
@@ -387,20 +318,7 @@ class Detector:
         )
         return True
 
-    def _no_spikes(self, stretch: _Stretch, level: HealthyLevel) -> bool:
-        """More long records than this job's spikes would put there by chance."""
-        if stretch.over < _MIN_SLOW:
-            return False
-        return float(pdtrc(stretch.bursts - 1, level.burst_rate * stretch.count)) < _SPIKE_CHANCE
-
-    def _creeps(self, excess: Floats, onset: int) -> bool:
-        """Whether the records just around the onset differ by less than a slowdown would."""
-        if onset == 0:
-            return False
-        around = excess[max(0, onset - _AROUND) : onset], excess[onset : onset + _AROUND]
-        return float(np.median(around[1]) - np.median(around[0])) < 0.7 * self._slow
-
-    def _went_back(self, stretch: _Stretch, base: float) -> bool:
+    def _went_back(self, stretch: Stretch, base: float) -> bool:
         """Whether a speed-up merely ended: the level is that of an earlier, longer stretch."""
         assert self._level is not None
         for log_s, wall_s in self._earlier:
@@ -415,7 +333,7 @@ class Detector:
                 return True
         return False
 
-    def _settle(self, stretch: _Stretch, log_s: float) -> None:
+    def _settle(self, stretch: Stretch, log_s: float) -> None:
         """Make the stretch the new healthy level."""
         assert self._level is not None
         self._earlier.append((self._level.log_s, self._level.wall_s))
@@ -435,11 +353,11 @@ class Detector:
             if depth > -self._slow:
                 continue
             first = locate_fall(excess, 0.0, depth)
-            stretch = self._measure(begin + first, now, excess[first:], level.noise)
+            stretch = self._measure(begin + first, excess[first:], level.log_s, level.noise)
             if (
                 stretch.median <= -self._slow
-                and -stretch.median >= _CERTAIN * stretch.error
-                and self._lasting(stretch, level.log_s + stretch.median)
+                and -stretch.median >= CERTAIN * stretch.error
+                and self._rules.lasting(stretch, level.log_s + stretch.median)
             ):
                 self._say("speedup", stretch.first, stretch.median, now=now)
                 self._settle(stretch, level.log_s + stretch.median)
@@ -471,15 +389,25 @@ class Detector:
         excess = self._history.values(begin, now + 1) - self._base
         # healthy ends and slow begins half-way between 5 % and 10 %, however slow it was
         first = locate_fall(excess, self._slow + self._healthy, 0.0)
-        stretch = self._measure(begin + first, now, excess[first:], self._level.noise)
+        stretch = self._measure(begin + first, excess[first:], self._base, self._level.noise)
         if not (
             stretch.median < self._healthy
-            and self._lasting(stretch, self._base)
-            and self._slow_level - stretch.median >= _SUSPECT * stretch.error
+            and self._rules.lasting(stretch, self._base)
+            and self._slow_level - stretch.median >= SUSPECT * stretch.error
         ):
             return False
         self._relieve(stretch.first, stretch.median, now)
         return True
+
+    def _settle_low(self) -> None:
+        """End an episode that goes on at a level which is no fail-slow, nor quite healthy."""
+        begin = max(self._level_from, self._count - _BACK)
+        excess = self._history.values(begin, self._count) - self._base
+        if len(excess) >= _SETTLED and float(np.median(excess[-_SETTLED:])) < self._slow:
+            first = begin + locate_fall(excess, self._slow + self._healthy, 0.0)
+            level = float(np.median(excess[first - begin :]))
+            note = f"settled at x{math.exp(level):.2f}: no fail-slow"
+            self._relieve(first, level, self._count - 1, note)
 
     def _relieve(self, first: int, excess: float, now: int, note: str = "") -> None:
         self._say("relief", first, excess, now=now, base=self._base, note=note)
@@ -493,21 +421,21 @@ class Detector:
         excess = self._history.values(begin, now + 1) - self._base
         inside = excess - self._slow_level
         # bursts are a level of their own kind: their spread counts as noise
-        spread = 1.4826 * float(np.median(np.abs(inside - np.median(inside))))
-        noise = Noise(max(spread, self._level.noise.sigma), self._level.noise.rho, len(inside))
+        noise = self._level.noise
+        noise = Noise(max(mad(inside), noise.sigma), noise.rho, len(inside))
         recent = float(np.median(inside[-min(len(inside), 12) :]))
         if abs(recent) < self._slow:
             return False
         first = locate_rise(inside, recent) if recent > 0 else locate_fall(inside, 0.0, recent)
-        stretch = self._measure(begin + first, now, excess[first:], noise)
+        stretch = self._measure(begin + first, excess[first:], self._base, noise)
         change = stretch.median - self._slow_level
         if not (
-            abs(change) >= max(self._slow, _CERTAIN * stretch.error)
-            and self._lasting(stretch, self._base)
+            abs(change) >= max(self._slow, CERTAIN * stretch.error)
+            and self._rules.lasting(stretch, self._base)
             and stretch.median >= self._healthy
         ):
             return False
-        if stretch.first - self._level_from >= _MIN_SLOW:
+        if stretch.first - self._level_from >= MIN_SLOW:
             self._say("level", stretch.first, stretch.median, now=now, base=self._base)
             self._level_from = stretch.first
         self._slow_level = stretch.median

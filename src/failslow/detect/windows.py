@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from failslow.stats.robust import effective_count
+
 __all__ = [
     "WINDOWS",
     "Noise",
@@ -43,7 +45,7 @@ class Noise:
 
     def effective(self, n: int) -> float:
         """How many independent samples n correlated ones are worth, at least 1 (AR(1))."""
-        return max(1.0, n * (1.0 - self.rho) / (1.0 + self.rho))
+        return effective_count(n, self.rho)
 
 
 def standard_error(noise: Noise, n: int) -> float:
@@ -101,8 +103,12 @@ def locate_rise(excess: Floats, level: float) -> int:
 
 
 def locate_fall(excess: Floats, high: float, low: float) -> int:
-    """Index at which the excess falls from about `high` to about `low` and stays to the end."""
-    return _best_suffix(0.5 * (high + low) - np.clip(excess, low - (high - low), high))
+    """Index at which the excess falls from about `high` to about `low` and stays to the end.
+
+    Clipped at both: what counts is whether a record is nearer to the one or the other, so that
+    neither bursts nor a job's regular fast records shift it.
+    """
+    return _best_suffix(0.5 * (high + low) - np.clip(excess, low, high))
 
 
 def _best_suffix(gain: Floats) -> int:

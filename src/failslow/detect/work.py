@@ -15,26 +15,38 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["WorkModel"]
 
-_BIN = 0.02  # log width: amounts of work within 2 % are one
-_LEARN = 8  # samples that teach a new amount of work
+_BIN = 0.02  # log width: amounts of work within 2 % share a knot
+_LEARN = 8  # samples that make a knot
+_REFINE = 64  # samples that still improve it
 _POWER = 1.3
 _SLACK = 0.03
 
 
+@dataclass(slots=True)
+class _Knot:
+    """What is known of an amount of work: where it lies, its correction, from how many samples."""
+
+    at: float
+    value: float
+    count: int
+    slope: float = 0.5
+
+
 class WorkModel:
-    """Time as a function of work, learnt from healthy samples."""
+    """Time as a function of work, learnt from healthy samples; linear between knots."""
 
     def __init__(self) -> None:
         self._anchor: float | None = None
-        self._known: dict[int, float] = {}
+        self._known: dict[int, _Knot] = {}
         self._order: list[int] = []
-        self._learning: dict[int, list[float]] = {}
+        self._learning: dict[int, list[tuple[float, float]]] = {}
 
     def is_reference(self, log_work: NDArray[np.float64]) -> bool:
         """Whether all this work is the job's first amount, for which no correction is needed.
@@ -43,47 +55,64 @@ class WorkModel:
         """
         if self._anchor is None:
             self._anchor = float(log_work[0])
-            self._known[0] = 0.0
+            self._known[0] = _Knot(0.0, 0.0, _REFINE)
             self._order = [0]
-        return bool(np.abs(log_work - self._anchor).max() < _BIN / 2)
+        return bool((log_work == self._anchor).all())
 
     def correct(self, log_work: float, excess: float | None, *, learn: bool) -> float:
         """The correction for a sample whose log time lies `excess` over the healthy level.
 
-        excess None: no level known yet, the work is taken as the reference. learn False (the job
-        is slow): the model is used and not taught.
+        excess None: no level known yet. learn False (the job is slow): the model is used and not
+        taught.
         """
         if math.isnan(log_work):
             return 0.0
         if self._anchor is None:
             raise ValueError("is_reference() must see the first work before correct() is asked")
-        key = round((log_work - self._anchor) / _BIN)
-        if key in self._known:
-            return self._known[key]
-        low, high = self._bounds(key)
+        at = log_work - self._anchor
+        key = round(at / _BIN)
+        knot = self._known.get(key)
+        if knot is not None:
+            value = knot.value + knot.slope * (at - knot.at)
+            if learn and excess is not None and knot.count < _REFINE:
+                knot.count += 1
+                knot.value += min(max(excess - value, -_SLACK), _SLACK) / knot.count
+            return value
+        low, high = self._bounds(at)
         if excess is None:
             return (low + high) / 2
         value = min(max(excess, low), high)
         if learn:
             taught = self._learning.setdefault(key, [])
-            taught.append(value)
+            taught.append((at, value))
             if len(taught) >= _LEARN:
-                self._known[key] = float(np.median(taught))
+                points = np.array(self._learning.pop(key))
+                self._known[key] = _Knot(
+                    float(points[:, 0].mean()), float(np.median(points[:, 1])), _LEARN
+                )
                 insort(self._order, key)
-                del self._learning[key]
+                self._renew_slopes(self._order.index(key))
         return value
 
-    def _bounds(self, key: int) -> tuple[float, float]:
-        """Correction between which the neighbours' times put this amount of work."""
-        at = bisect_left(self._order, key)
+    def _renew_slopes(self, position: int) -> None:
+        """Slopes of a new knot and its neighbours: the secant over what lies beside each."""
+        for i in range(max(0, position - 1), min(len(self._order), position + 2)):
+            below = self._known[self._order[max(0, i - 1)]]
+            above = self._known[self._order[min(len(self._order) - 1, i + 1)]]
+            slope = (above.value - below.value) / max(above.at - below.at, _BIN / 2)
+            self._known[self._order[i]].slope = min(max(slope, 0.0), _POWER)
+
+    def _bounds(self, at: float) -> tuple[float, float]:
+        """Corrections between which the neighbours' times put this amount of work."""
+        place = bisect_left(self._order, at / _BIN)
         low, high = -math.inf, math.inf
-        if at > 0:
-            below = self._order[at - 1]
-            low = self._known[below]
-            high = low + _POWER * (key - below) * _BIN
-        if at < len(self._order):
-            above = self._order[at]
-            high = min(high, self._known[above])
-            low = max(low, self._known[above] - _POWER * (above - key) * _BIN)
+        if place > 0:
+            below = self._known[self._order[place - 1]]
+            low = below.value
+            high = low + _POWER * (at - below.at)
+        if place < len(self._order):
+            above = self._known[self._order[place]]
+            high = min(high, above.value)
+            low = max(low, above.value - _POWER * (above.at - at))
         low, high = min(low, high), max(low, high)
         return low - _SLACK, high + _SLACK
