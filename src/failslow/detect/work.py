@@ -27,6 +27,9 @@ _LEARN = 8  # samples that make a knot
 _REFINE = 64  # samples that still improve it
 _POWER = 1.3
 _SLACK = 0.03
+_JUMP = 0.1  # log width: farther away is another amount of work, not the next of a ramp
+_USUAL = 0.7
+_RATE = 0.3
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class WorkModel:
         self._anchor: float | None = None
         self._known: dict[int, _Knot] = {}
         self._order: list[int] = []
+        self._frontier = (-math.inf, 0.0)  # work and correction of the last sample that taught
         self._learning: dict[int, list[tuple[float, float]]] = {}
 
     def is_reference(self, log_work: NDArray[np.float64]) -> bool:
@@ -83,8 +87,9 @@ class WorkModel:
             return (low + high) / 2
         value = min(max(excess, low), high)
         if learn:
+            value = self._follow(at, value, low, high)
             taught = self._learning.setdefault(key, [])
-            taught.append((at, value))
+            taught.append((at, min(max(excess, low), high)))
             if len(taught) >= _LEARN:
                 points = np.array(self._learning.pop(key))
                 self._known[key] = _Knot(
@@ -92,6 +97,19 @@ class WorkModel:
                 )
                 insort(self._order, key)
                 self._renew_slopes(self._order.index(key))
+        return value
+
+    def _follow(self, at: float, value: float, low: float, high: float) -> float:
+        """Smoothed over the samples before, so that their noise stays in the series.
+
+        Taking each sample's own excess would leave none, and the job would look more even than
+        it is.
+        """
+        last_at, last = self._frontier
+        if abs(at - last_at) < _JUMP:
+            expected = last + _USUAL * (at - last_at)
+            value = min(max(expected + _RATE * (value - expected), low), high)
+        self._frontier = at, value
         return value
 
     def _renew_slopes(self, position: int) -> None:
