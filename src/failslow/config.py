@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["DetectConfig", "StageConfig", "TrackConfig", "load_config"]
+__all__ = ["DetectConfig", "RuntimeConfig", "StageConfig", "TrackConfig", "load_config"]
 
 
 class StageConfig(BaseModel):
@@ -68,6 +68,25 @@ class TrackConfig(StageConfig):
     buffer_calls: int = Field(1 << 19, ge=1 << 10, le=1 << 24)
     """Calls kept while the period is searched, about 90 bytes each; a period of up to a fifth of
     it can be found."""
+
+
+class RuntimeConfig(StageConfig):
+    """How the agents and the controller of a job watch it."""
+
+    poll_s: float = Field(0.1, ge=0.01, le=1.0)
+    """An agent reads its workers' rings this often."""
+    wait_s: float = Field(2.0, gt=0.0)
+    """A job's iteration waits this long for a worker that does not report it, at least."""
+    blind_after_s: float = Field(10.0, gt=0.0)
+    """Silence of an agent, or of a worker's records, after which monitoring is called blind."""
+    stall_after_s: float = Field(60.0, gt=0.0)
+    """Time without any iteration, and 20 usual ones at least, after which a job is said to hang."""
+    worker_interval_s: float = Field(1.0, gt=0.0)
+    """A worker's own record is written this often at most..."""
+    worker_records_per_s: float = Field(100.0, gt=0.0)
+    """...and of all workers together so many a second."""
+    update_s: float = Field(10.0, gt=0.0)
+    """An ongoing episode's lost time is written this often."""
 
 
 C = TypeVar("C", bound=StageConfig)
