@@ -1,0 +1,52 @@
+"""The controller's brain: what agents see of the workers in, journal records out. Pure.
+
+In: `WorkerSamples`, `AgentBeat`s, `BusReport`s and `Tick`s, each with the time. Out: `Write`s for
+the journal, and `Say`s for people:
+
+    {"t":…,"kind":"step","step":812,"duration_s":0.0601,"end_s":48.7,…,"workers":4,"healthy_s":0.06}
+    {"t":…,"kind":"step","rank":3,"node":"gpu-17","step":812,"duration_s":0.0602,"iterations":16,
+     "compute_s":0.051,"worker":"41822-991","healthy_s":0.0601,"state":"ok"|"slow"|"silent",…}
+    {"t":…,"kind":"suspicion","event":"suspected"|"cleared","id":"e1745735301","step":812,
+     "first_step":807,"first_t":…,"slowdown":1.41,"baseline_s":0.06,"culprits":[…]}
+    {"t":…,"kind":"episode","event":"onset"|"level"|"update"|"relief"|"abandoned",
+     "id":"e1745735301","start_t":…,"end_t":null,"slowdown_now":1.40, …fields of `Episode`…}
+    {"t":…,"kind":"health","what":"agent","ok":false,"node":"gpu-17","ranks":[2,3],"since_t":…,
+     "message":"monitoring of node gpu-17 is blind since …"}
+    {"t":…,"kind":"health","what":"controller","ok":true,"event":"started"|"alive"|"resumed"|
+     "ended","launch":"41822-991","message":""}
+
+A step without a rank is the job's, one line an iteration. A worker's line sums up its iterations
+since the one before (`iterations` of them), one a second or less often. A suspicion's id is that
+of the episode it may become; an onset with the id of an episode that ended reopens it. A health
+trouble (what, node, rank) begins with `ok` false and ends with `ok` true; `what` is one of
+controller, agent, worker, job, ring, tracker, coverage, token, clock, messages. The controller
+says it is alive every ten seconds.
+"""
+
+from __future__ import annotations
+
+from failslow.pipeline.core import Pipeline
+from failslow.pipeline.messages import (
+    AgentBeat,
+    BusReport,
+    Event,
+    Instruction,
+    Say,
+    Tick,
+    WorkerSamples,
+    WorkerState,
+    Write,
+)
+
+__all__ = [
+    "AgentBeat",
+    "BusReport",
+    "Event",
+    "Instruction",
+    "Pipeline",
+    "Say",
+    "Tick",
+    "WorkerSamples",
+    "WorkerState",
+    "Write",
+]

@@ -1,0 +1,291 @@
+"""The controller's brain. Events in, instructions out; no clock, no socket, no torch.
+
+    pipeline = Pipeline(launch="41822-991")
+    for instruction in pipeline.handle(event, now_s): ...
+
+`handle` is the only thing that changes it, and the same events at the same times give the same
+instructions. `now_s` is epoch seconds on a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+
+from failslow.config import DetectConfig, RuntimeConfig
+from failslow.detect import Detector
+from failslow.journal import JournalEntry
+from failslow.pipeline.episodes import EpisodeBook
+from failslow.pipeline.health import HealthBook
+from failslow.pipeline.messages import (
+    AgentBeat,
+    BusReport,
+    Event,
+    Instruction,
+    Say,
+    WorkerSamples,
+    Write,
+)
+from failslow.pipeline.series import JobSeries, JobStep, Worker
+from failslow.records import Culprit, Episode, StepSample
+
+__all__ = ["Pipeline"]
+
+_SLOW_SAMPLES = 5
+_ALIVE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Summary:
+    """One worker's iterations since its last record."""
+
+    due_s: float = 0.0
+    iterations: int = 0
+    total_s: float = 0.0
+    compute_s: float | None = 0.0
+    last: StepSample | None = None
+
+    def take(self, sample: StepSample) -> None:
+        self.iterations += sample.iterations
+        self.total_s += sample.duration_s * sample.iterations
+        if sample.compute_s is None or self.compute_s is None:
+            self.compute_s = None
+        else:
+            self.compute_s += sample.compute_s * sample.iterations
+        self.last = sample
+
+
+class Pipeline:
+    """Watches one job.
+
+    launch: names this start of the job, the same when only the controller is started again.
+    since_t: epoch seconds at which the job was started; older samples are of an earlier start.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch: str,
+        detect: DetectConfig | None = None,
+        runtime: RuntimeConfig | None = None,
+        since_t: float = 0.0,
+    ) -> None:
+        self._launch = launch
+        self._detect = detect or DetectConfig()
+        self._runtime = runtime or RuntimeConfig()
+        self.series = JobSeries(wait_s=self._runtime.wait_s, since_t=since_t)
+        self.health = HealthBook(
+            blind_after_s=self._runtime.blind_after_s, stall_after_s=self._runtime.stall_after_s
+        )
+        self._detector = Detector(self._detect)
+        self._episodes = EpisodeBook(self._detect, update_s=self._runtime.update_s)
+        self._summaries: dict[int, _Summary] = {}
+        self._foreign = False
+        self._last: JobStep | None = None
+        self._advanced_s: float | None = None
+        self._alive_s = 0.0
+        self._job_start_t: float | None = None
+
+    @property
+    def episode(self) -> str | None:
+        """Id of the episode that is on."""
+        return self._episodes.active
+
+    @property
+    def healthy_iteration_s(self) -> float | None:
+        """What an iteration takes in healthy times; None before that is known."""
+        base_log_s = self._detector.base_log_s
+        return None if base_log_s is None else math.exp(base_log_s)
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Take one event; what is to be done now."""
+        if isinstance(event, WorkerSamples):
+            return self._samples(event, now_s)
+        if isinstance(event, AgentBeat):
+            out = self.health.beat(event, now_s)
+            self.series.expect(worker.rank for worker in event.workers if worker.alive)
+            gone = [w.rank for w in event.workers if event.leaving or not w.alive]
+            self.series.dismiss(gone)
+            return out
+        if isinstance(event, BusReport):
+            return self.health.bus(event, now_s)
+        return self._tick(now_s)
+
+    def finish(self, now_s: float) -> list[Instruction]:
+        """The job has ended: the last records."""
+        self.series.dismiss(list(self.series.workers))
+        out = self._close(now_s, thorough=True)
+        for worker in self.series.workers.values():
+            out += self._worker_record(worker, now_s)
+        if self._last is not None:
+            out += self._episodes.refresh(self._last)
+        return [*out, self._controller("ended", now_s, "the job has ended")]
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _samples(self, event: WorkerSamples, now_s: float) -> list[Instruction]:
+        worker, fresh = self.series.add(event, now_s)
+        summary = self._summaries.setdefault(event.rank, _Summary())
+        healthy = not self._detector.suspected
+        for sample in fresh:
+            summary.take(sample)
+            if healthy:
+                worker.healthy.append(sample)
+        out = self._close(now_s)
+        if fresh and now_s >= summary.due_s:
+            out += self._worker_record(worker, now_s)
+        return out
+
+    def _tick(self, now_s: float) -> list[Instruction]:
+        out = self._close(now_s, thorough=True)
+        out += self.health.look(
+            self.series.workers.values(),
+            advanced_s=self._advanced_s,
+            usual_s=self._last.sample.duration_s if self._last else 0.0,
+            now_s=now_s,
+        )
+        if now_s - self._alive_s >= _ALIVE_S:
+            out.append(self._controller("alive", now_s, ""))
+        return out
+
+    def _close(self, now_s: float, *, thorough: bool = False) -> list[Instruction]:
+        out: list[Instruction] = []
+        for step in self.series.close(now_s, thorough=thorough):
+            self._advanced_s = now_s
+            found = self._take(step)
+            tags = {"workers": step.workers, "healthy_s": self.healthy_iteration_s}
+            out.append(Write(kind="step", record=step.sample, t=step.t, tags=tags))
+            out += found
+        return out
+
+    # -- the job's series --------------------------------------------------------------------------
+
+    def _take(self, step: JobStep) -> list[Instruction]:
+        """Give one iteration to the detector."""
+        self._last = step
+        if self._job_start_t is None:
+            self._job_start_t = step.t - step.sample.end_s
+        foreign, self._foreign = self._foreign, step.sample.foreign_calls > 0
+        if self._foreign and not foreign and step.run is None:
+            return []  # it holds an evaluation or a checkpoint, and says so itself
+        events = self._detector.update(step.sample, step.run)
+        return self._episodes.take(step, events, self._culprits)
+
+    def _culprits(self, extra_s: float) -> tuple[Culprit, ...]:
+        """Workers whose own compute time grew by half of what the job's iteration grew."""
+        found, known = [], 0
+        for worker in self.series.workers.values():
+            healthy = [s.compute_s for s in worker.healthy if s.compute_s is not None]
+            recent = [s.compute_s for s in worker.recent if s.compute_s is not None]
+            if len(healthy) < _SLOW_SAMPLES or len(recent) < _SLOW_SAMPLES:
+                continue
+            known += 1
+            usual_s, now_s = median(healthy), median(recent[-_SLOW_SAMPLES:])
+            if usual_s <= 0 or now_s < self._detect.min_slowdown * usual_s:
+                continue
+            if now_s - usual_s >= 0.5 * extra_s:
+                found.append(Culprit(rank=worker.rank, what="compute", slowdown=now_s / usual_s))
+        # where all are, waiting is not told from computing, or the work has changed
+        return tuple(found) if 2 * len(found) <= known else ()
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def _worker_record(self, worker: Worker, now_s: float) -> list[Instruction]:
+        summary = self._summaries.setdefault(worker.rank, _Summary())
+        last = summary.last
+        if last is None:
+            return []
+        interval_s = max(
+            self._runtime.worker_interval_s,
+            len(self.series.workers) / self._runtime.worker_records_per_s,
+        )
+        iterations = summary.iterations
+        compute_s = None if summary.compute_s is None else summary.compute_s / iterations
+        start_t = last.end_s if self._job_start_t is None else self._job_start_t
+        record = replace(
+            last,
+            step=self.series.step_of(worker),
+            duration_s=summary.total_s / iterations,
+            end_s=max(0.0, last.end_s - start_t),
+            iterations=iterations,
+            compute_s=compute_s,
+        )
+        tags = {
+            "rank": worker.rank,
+            "node": worker.node,
+            "worker": worker.process,
+            "healthy_s": worker.healthy_s,
+            "state": self._state(worker),
+        }
+        self._summaries[worker.rank] = _Summary(due_s=now_s + interval_s)
+        return [Write(kind="step", record=record, t=last.end_s, tags=tags)]
+
+    def _state(self, worker: Worker) -> str:
+        if self.health.silent(worker.rank):
+            return "silent"
+        if any(culprit.rank == worker.rank for culprit in self._episodes.culprits):
+            return "slow"
+        return "ok"
+
+    def _controller(self, event: str, now_s: float, message: str) -> Write:
+        self._alive_s = now_s
+        record = {
+            "what": "controller",
+            "ok": True,
+            "event": event,
+            "launch": self._launch,
+            "message": message,
+        }
+        return Write(kind="health", record=record, t=now_s)
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def start(self, entries: Iterable[JournalEntry], now_s: float) -> list[Instruction]:
+        """Begin; `entries` is the journal's end: what it says of this launch is gone on from."""
+        steps: list[JournalEntry] = []
+        workers: dict[int, JournalEntry] = {}
+        episode: JournalEntry | None = None
+        ours, last_t = False, 0.0
+        for entry in entries:
+            if entry.kind == "health" and _field(entry, "what") == "controller":
+                if _field(entry, "launch") != self._launch:
+                    steps, workers, episode, ours = [], {}, None, False
+                    continue
+                ours = True
+            last_t = max(last_t, entry.t)
+            if isinstance(entry.record, StepSample):
+                if entry.rank is None:
+                    steps.append(entry)
+                else:
+                    workers[entry.rank] = entry
+            elif isinstance(entry.record, Episode):
+                over = entry.tags.get("event") in ("relief", "abandoned")
+                episode = None if over else entry
+        if not ours:
+            return [self._controller("started", now_s, "watching begins")]
+        for entry in steps:
+            self._take(self.series.restore_step(entry.record, entry.t))
+        for rank, entry in workers.items():
+            self.series.restore_worker(
+                rank,
+                node=str(entry.tags.get("node", "")),
+                process=str(entry.tags.get("worker", "")),
+                step=entry.record.step,
+                end_t=entry.t,
+            )
+        blind_s = max(0.0, now_s - last_t)
+        text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
+        out: list[Instruction] = [self._controller("resumed", now_s, text), Say(text)]
+        if episode is not None and self._episodes.ongoing is None:
+            record = replace(episode.record, note="its beginning is lost: " + text)
+            tags = {**episode.tags, "event": "abandoned"}
+            out.append(Write(kind="episode", record=record, t=now_s, tags=tags))
+        elif episode is not None:
+            self._episodes.rename(str(episode.tags.get("id", "")))
+        return out
+
+
+def _field(entry: JournalEntry, name: str) -> object:
+    return entry.record.get(name) if isinstance(entry.record, dict) else None

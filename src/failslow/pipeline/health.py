@@ -1,0 +1,254 @@
+"""What is wrong with the monitoring itself, said once when it begins and once when it ends.
+
+In: beats of the agents, counts, the time. Out: health records:
+
+    {"kind":"health","what":"agent","ok":false,"node":"gpu-17","ranks":[2,3],"since_t":1745735301.2,
+     "message":"monitoring of node gpu-17 is blind since …: its agent is silent (ranks 2-3)"}
+    {"kind":"health","what":"agent","ok":true,"node":"gpu-17",…}
+
+what: controller, agent, worker, job (no iteration ends), ring (records lost), tracker, coverage
+(workers nobody watches), token, clock, messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from failslow.pipeline.messages import AgentBeat, BusReport, Instruction, Say, WorkerState, Write
+from failslow.pipeline.series import Worker
+
+__all__ = ["HealthBook", "Trouble", "rank_list"]
+
+_QUIET_AGAIN_S = 30.0
+_COVERAGE_S = 60.0
+
+
+class Trouble(NamedTuple):
+    """What is wrong, and where."""
+
+    what: str
+    node: str = ""
+    rank: int | None = None
+
+
+@dataclass(slots=True)
+class _Agent:
+    session: int
+    seen_s: float
+    workers: dict[int, WorkerState]
+    leaving: bool
+
+
+class HealthBook:
+    """Knows the agents and says what of the job cannot be seen.
+
+    blind_after_s: silence of an agent or of a worker's records that counts.
+    stall_after_s: time without an iteration that counts, and 20 usual iterations at least.
+    """
+
+    def __init__(self, *, blind_after_s: float, stall_after_s: float) -> None:
+        self._blind_after_s, self._stall_after_s = blind_after_s, stall_after_s
+        self.agents: dict[str, _Agent] = {}
+        self._bad: dict[Trouble, float] = {}
+        """Troubles that are on, since when (epoch)."""
+        self._counts: dict[Trouble, tuple[int, float]] = {}
+        self._began_s: float | None = None
+        self._world = 0
+
+    @property
+    def troubles(self) -> list[Trouble]:
+        """What is wrong now."""
+        return sorted(self._bad, key=str)
+
+    @property
+    def watching(self) -> list[str]:
+        """Nodes whose agent lives, as far as is known."""
+        return [node for node, agent in self.agents.items() if not agent.leaving]
+
+    def silent(self, rank: int) -> bool:
+        """Whether its agent or its records are known to be missing."""
+        return any(what == "worker" and r == rank for what, _, r in self._bad) or any(
+            Trouble("agent", node) in self._bad and rank in agent.workers
+            for node, agent in self.agents.items()
+        )
+
+    def beat(self, event: AgentBeat, now_s: float) -> list[Instruction]:
+        """An agent reports."""
+        self._began_s = now_s if self._began_s is None else self._began_s
+        node, workers = event.node, {worker.rank: worker for worker in event.workers}
+        ranks = sorted(workers)
+        known = self.agents.get(node)
+        self.agents[node] = _Agent(event.session, now_s, workers, event.leaving)
+        out: list[Instruction] = []
+        if event.leaving:
+            self._forget(node)
+            text = f"agent of node {node} has left: its workers ended"
+            return [self._record(Trouble("agent", node), True, now_s, text, ranks=ranks, left=True)]
+        again = known is not None and known.session != event.session
+        if again or Trouble("agent", node) in self._bad:
+            since_t = self._bad.pop(Trouble("agent", node), now_s)
+            how = "was restarted" if again else "answers again"
+            text = f"the agent of node {node} {how}: {rank_list(ranks)} watched again"
+            out.append(
+                self._record(
+                    Trouble("agent", node), True, now_s, text, ranks=ranks, since_t=since_t
+                )
+            )
+            out.append(Say(text))
+        elif known is None:
+            text = f"node {node} is watched: {rank_list(ranks)}"
+            out.append(self._record(Trouble("agent", node), True, now_s, text, ranks=ranks))
+        for worker in event.workers:
+            self._world = max(self._world, worker.world_size)
+            out += self._growing(
+                Trouble("ring", node, worker.rank), worker.lost_records, now_s,
+                f"rank {worker.rank}: records are overwritten before node {node}'s agent reads "
+                f"them ({worker.lost_records:,} so far); raise FAILSLOW_CAPTURE_RECORDS",
+            )  # fmt: skip
+            out += self._turn(Trouble("tracker", node, worker.rank), worker.note, now_s)
+        return out
+
+    def bus(self, event: BusReport, now_s: float) -> list[Instruction]:
+        """Counts of the controller's end of the bus."""
+        return [
+            *self._growing(
+                Trouble("token"), event.refused, now_s,
+                "messages signed with another token are refused: some node is not watched; set "
+                "FAILSLOW_TOKEN to the same value on all nodes",
+            ),
+            *self._growing(
+                Trouble("clock"), event.stale, now_s,
+                "messages are refused as too old or from the future: set the nodes' clocks",
+            ),
+            *self._growing(
+                Trouble("messages"), event.missed, now_s,
+                f"messages of agents were lost ({event.missed:,} so far)",
+            ),
+        ]  # fmt: skip
+
+    def look(
+        self, workers: Iterable[Worker], *, advanced_s: float | None, usual_s: float, now_s: float
+    ) -> list[Instruction]:
+        """Who has fallen silent by now.
+
+        advanced_s: when the job's last iteration was complete, on the clock of `now_s`.
+        """
+        out: list[Instruction] = []
+        for node, agent in self.agents.items():
+            silent_s = now_s - agent.seen_s
+            if not agent.leaving and silent_s > self._blind_after_s:
+                text = (
+                    f"monitoring of node {node} is blind since {_clock(agent.seen_s)}: its agent "
+                    f"is silent ({rank_list(sorted(agent.workers))}); training is not affected"
+                )
+                ranks = sorted(agent.workers)
+                out += self._turn(Trouble("agent", node), text, now_s, agent.seen_s, ranks=ranks)
+        limit_s = max(self._blind_after_s, 20.0 * usual_s)
+        alive = {
+            rank
+            for node, agent in self.agents.items()
+            if not agent.leaving and Trouble("agent", node) not in self._bad
+            for rank, state in agent.workers.items()
+            if state.alive
+        }
+        if advanced_s is not None:
+            for worker in workers:
+                quiet = (
+                    worker.rank in alive
+                    and worker.seen_s is not None
+                    and advanced_s - worker.seen_s > limit_s
+                )
+                text = f"rank {worker.rank}'s records stopped while the job goes on" * quiet
+                out += self._turn(
+                    Trouble("worker", worker.node, worker.rank), text, now_s, worker.seen_s
+                )
+            stall_s = max(self._stall_after_s, 20.0 * usual_s)
+            stalled = bool(alive) and now_s - advanced_s > stall_s
+            text = f"no iteration has ended since {_clock(advanced_s)}: the job hangs" * stalled
+            out += self._turn(Trouble("job"), text, now_s, advanced_s)
+            began_s = self._began_s if self._began_s is not None else now_s
+            if self._world and now_s - began_s > _COVERAGE_S:
+                seen = {worker.rank for worker in workers if worker.seen_s is not None}
+                missing = [rank for rank in range(self._world) if rank not in seen]
+                text = f"{rank_list(missing)} of {self._world} never reported" if missing else ""
+                out += self._turn(Trouble("coverage"), text, now_s, ranks=missing)
+        for key in [
+            k for k, (_, grew_s) in self._counts.items() if now_s - grew_s > _QUIET_AGAIN_S
+        ]:
+            out += self._turn(key, "", now_s)
+        return out
+
+    # -- transitions -------------------------------------------------------------------------------
+
+    def _growing(self, key: Trouble, count: int, now_s: float, text: str) -> list[Instruction]:
+        """A counter of troubles: bad while it grows."""
+        before = self._counts.get(key, (0, 0.0))[0]
+        if count <= before:
+            if count < before:  # another process counts anew
+                self._counts[key] = (count, self._counts[key][1])
+            return []
+        self._counts[key] = (count, now_s)
+        return self._turn(key, text, now_s)
+
+    def _turn(
+        self,
+        key: Trouble,
+        text: str,
+        now_s: float,
+        since_s: float | None = None,
+        **more: Any,
+    ) -> list[Instruction]:
+        """Say `text` when the trouble begins; "": it is over, said if it was on."""
+        if bool(text) == (key in self._bad):
+            return []
+        if text:
+            self._bad[key] = now_s if since_s is None else since_s
+            more["since_t"] = self._bad[key]
+            return [self._record(key, False, now_s, text, **more), Say(text)]
+        since_t = self._bad.pop(key)
+        text = f"{key.what} is well again" + (f" (rank {key.rank})" if key.rank is not None else "")
+        return [self._record(key, True, now_s, text, since_t=since_t, **more)]
+
+    def _forget(self, node: str) -> None:
+        for key in [key for key in self._bad if key.node == node]:
+            del self._bad[key]
+        for key in [key for key in self._counts if key.node == node]:
+            del self._counts[key]
+
+    @staticmethod
+    def _record(
+        key: Trouble,
+        ok: bool,
+        now_s: float,
+        message: str,
+        **more: Any,
+    ) -> Write:
+        record: dict[str, Any] = {"what": key.what, "ok": ok}
+        if key.node:
+            record["node"] = key.node
+        if key.rank is not None:
+            record["rank"] = key.rank
+        return Write(kind="health", record=record | more | {"message": message}, t=now_s)
+
+
+def rank_list(ranks: list[int]) -> str:
+    """Ranks as people write them.
+
+    >>> rank_list([0, 1, 2, 5]), rank_list([3]), rank_list([])
+    ('ranks 0-2, 5', 'rank 3', 'no ranks')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return "no ranks" if not ranks else f"rank{'s' * (len(ranks) > 1)} {text}"
+
+
+def _clock(t: float) -> str:
+    return datetime.fromtimestamp(t, tz=timezone.utc).strftime("%H:%M:%S UTC")
