@@ -1,0 +1,90 @@
+"""Burn CPU time beside a training worker: what a noisy neighbour on its cores does.
+
+In: cores and a load. Out: one busy process a core, pinned to it, until undone.
+
+    Burn((0, 1), load=1.0, beside=4711)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from failslow.errors import InjectError
+from failslow.inject.cgroups import cpu_group
+from failslow.inject.fault import Guarding
+from failslow.inject.processes import refuse_process
+
+__all__ = ["Burn", "parse_cores"]
+
+
+@dataclass(frozen=True)
+class Burn:
+    """Use the share `load` of each core in `cores`.
+
+    beside: a pid; the burners join its control group, where they weigh as much as it does. In the
+    injector's own group they may get too little time against workers of more weight.
+    """
+
+    kind: ClassVar[str] = "cpu"
+    cores: tuple[int, ...]
+    load: float = 1.0
+    beside: int | None = None
+
+    def check(self) -> None:
+        """Raises InjectError for a core that is not there or a load out of range."""
+        usable = os.sched_getaffinity(0)
+        if not self.cores:
+            raise InjectError("cores is empty; name one or more, as in 0,1")
+        for core in self.cores:
+            if core not in usable:
+                known = ",".join(str(c) for c in sorted(usable))
+                raise InjectError(f"core {core} is not for this process to use; it has {known}")
+        if len(set(self.cores)) != len(self.cores):
+            raise InjectError(f"cores {self.cores} names one twice; name each once")
+        if not 0.01 <= self.load <= 1.0:
+            raise InjectError(
+                f"load ({self.load:g}) must be from 0.01 to 1: the share of each core"
+            )
+        if self.beside is not None:
+            refuse_process(self.beside)
+
+    def targets(self) -> tuple[str, ...]:
+        """The cores."""
+        return tuple(f"core {core}" for core in self.cores)
+
+    def summary(self) -> str:
+        """The cores and their load."""
+        cores = ", ".join(str(core) for core in self.cores)
+        beside = "" if self.beside is None else f" beside process {self.beside}"
+        return f"core{'s' * (len(self.cores) > 1)} {cores} by {100 * self.load:.0f} %{beside}"
+
+    def target_pid(self) -> int | None:
+        """The process the burners run beside."""
+        return self.beside
+
+    def start(self, guard: Guarding) -> str:
+        """Start the burners. Raises InjectError."""
+        group = None if self.beside is None else cpu_group(self.beside)
+        folder = "" if group is None else str(group.path)
+        for core in self.cores:
+            guard.act("burn", str(core), str(self.load), folder)
+        where = f" in {folder}" if folder else ""
+        return f"{len(self.cores)} pinned process{'es' * (len(self.cores) > 1)}{where}"
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Cores as the kernel lists them. Raises InjectError.
+
+    >>> parse_cores("0,2-4")
+    (0, 2, 3, 4)
+    """
+    cores: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.strip().partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise InjectError(f"cores {text!r} is no list of cores; write it as 0,1 or 0-3") from None
+    return tuple(cores)

@@ -1,0 +1,145 @@
+"""Throttle a process: a quota of CPU time by control group, or stop and continue by signals.
+
+In: a pid and the speed to leave it. Out: a process that computes at that speed, until undone.
+
+    Throttle(4711, to=0.7)      # what computed for 100 ms now takes about 143
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from failslow.errors import InjectError
+from failslow.inject.cgroups import CpuGroup, cpu_group
+from failslow.inject.fault import Guarding
+from failslow.inject.processes import descendants, holds_terminal, identify, refuse_process
+from failslow.inject.steps import DissolveGroup, RestoreFile, Resume
+
+__all__ = ["METHODS", "Throttle"]
+
+METHODS = ("auto", "cgroup", "signal")
+_WEIGHT_OF_A_THREAD = 1024
+"""cpu.shares of one runnable thread that is in no group of its own."""
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """Leave process `pid` the fraction `to` of its speed.
+
+    `to` counts for each of the `threads` it computes with: together they get `to * threads`
+    seconds of CPU time a second. The quota also covers its descendants in the same control group;
+    signals stop the process alone.
+    """
+
+    kind: ClassVar[str] = "throttle"
+    pid: int
+    to: float
+    threads: int = 1
+    method: str = "auto"
+
+    def check(self) -> None:
+        """Raises InjectError for a value out of range or a process that is refused."""
+        if not 0.01 <= self.to < 1.0:
+            raise InjectError(
+                f"to ({self.to:g}) must be from 0.01 to below 1: the fraction of its speed "
+                "that the process keeps"
+            )
+        if not 1 <= self.threads <= 4096:
+            raise InjectError(f"threads ({self.threads}) must be from 1 to 4096")
+        if self.method not in METHODS:
+            raise InjectError(f"method {self.method!r} is none of {', '.join(METHODS)}")
+        refuse_process(self.pid)
+
+    def targets(self) -> tuple[str, ...]:
+        """The process."""
+        return (f"process {self.pid}",)
+
+    def summary(self) -> str:
+        """The process and what it keeps."""
+        of = "a core" if self.threads == 1 else f"{self.threads} cores"
+        return f"process {self.pid} to {self.to:.2f} of {of}"
+
+    def target_pid(self) -> int:
+        """The process."""
+        return self.pid
+
+    def start(self, guard: Guarding) -> str:
+        """Set the quota, else begin to stop and continue. Raises InjectError."""
+        refusal = "asked for"
+        if self.method != "signal":
+            try:
+                return self._limit(guard)
+            except (InjectError, OSError) as error:
+                refusal = str(error)
+                if self.method == "cgroup":
+                    raise InjectError(f"no cpu quota for process {self.pid}: {refusal}") from None
+        if holds_terminal(self.pid):
+            raise InjectError(
+                f"process {self.pid} is in the foreground of a terminal, where stopping it would "
+                "hand the terminal back to the shell; start it in the background (&, or setsid)"
+            )
+        guard.promise(Resume(identify(self.pid)))
+        guard.act("stop", str(self.pid), str(self.to))
+        return f"stopped {100 * (1 - self.to):.0f} % of the time by signals ({refusal})"
+
+    def _limit(self, guard: Guarding) -> str:
+        group = cpu_group(self.pid)
+        if group is None:
+            raise InjectError("no cpu control group is to be seen here")
+        cores = self.to * self.threads
+        tightest = group.tightest_limit_cores()
+        if tightest is not None and tightest <= cores:
+            raise InjectError(
+                f"its control group already allows only {tightest:.2f} cores, no more than "
+                f"{cores:.2f}"
+            )
+        tree = {self.pid} | descendants(self.pid)
+        members = group.members()
+        if group.path != group.root and members <= tree:
+            limited = group
+            # undone last first: the quota before the period it is checked against
+            for file in group.limit_files():
+                guard.promise(RestoreFile(str(file), file.read_text(encoding="ascii").strip()))
+        else:
+            limited = self._own_group(guard, group)
+        limited.set_limit(cores)
+        if limited is not group:
+            limited.move_in(tree & members)
+            # forked while the others moved
+            limited.move_in(({self.pid} | descendants(self.pid)) & group.members())
+        return f"cpu quota of {cores:.2f} cores in {limited.path}"
+
+    def _own_group(self, guard: Guarding, group: CpuGroup) -> CpuGroup:
+        """A group for the process alone: below its own, or beside it where members must be leaves.
+
+        Version 2 allows members only in leaves, other than the root.
+        """
+        inside = group.version == 1 or group.path == group.root
+        parent = group.path if inside else group.path.parent
+        if not os.access(parent, os.W_OK):
+            raise InjectError(f"{parent} is not writable by this user")
+        if group.version == 2:
+            self._enable(guard, parent)
+        own = CpuGroup(parent / f"failslow-{self.pid}", group.version, group.root)
+        guard.promise(DissolveGroup(str(own.path), str(group.path)))
+        own.path.mkdir(exist_ok=True)
+        if group.version == 1:
+            own.weight_file().write_text(str(_WEIGHT_OF_A_THREAD * self.threads), encoding="ascii")
+        else:
+            with suppress(FileNotFoundError):  # the root has no weight
+                own.weight_file().write_text(
+                    group.weight_file().read_text(encoding="ascii"), encoding="ascii"
+                )
+        return own
+
+    @staticmethod
+    def _enable(guard: Guarding, parent: Path) -> None:
+        """Hand the cpu controller to the groups below `parent`, if they lack it."""
+        control = parent / "cgroup.subtree_control"
+        if "cpu" not in control.read_text(encoding="ascii").split():
+            guard.promise(RestoreFile(str(control), "-cpu"))
+            control.write_text("+cpu", encoding="ascii")
