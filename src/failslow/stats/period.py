@@ -41,7 +41,7 @@ class Level:
     mask: NDArray[np.bool_]
     """True at each position inside whole repeats, shape (n,)."""
     explained: int
-    """Number of such positions."""
+    """How many symbols those repeats hold, rests of one in the middle of things left out."""
 
 
 def match_counts(
@@ -85,12 +85,12 @@ def repeating(symbols: NDArray[Any], lag: int, repeats: int = 2) -> NDArray[np.b
     """Positions where one block of `lag` symbols occurs at least `repeats` times in a row.
 
     Of several blocks that do so, the one that fills most of the sequence; a block and its
-    rotations are the same.
+    rotations are the same, and repeats of a shorter block are none.
 
     >>> repeating(np.array([1, 2, 1, 2, 5, 1, 2, 1]), lag=2).astype(int).tolist()
     [1, 1, 1, 1, 0, 0, 0, 0]
-    >>> repeating(np.array([1, 1, 1, 1, 1, 2, 1, 2, 1, 2]), lag=2).astype(int).tolist()
-    [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
+    >>> repeating(np.array([1, 1, 1, 1, 1, 2, 1, 2]), lag=2).astype(int).tolist()
+    [0, 0, 0, 0, 1, 1, 1, 1]
     """
     blocks = _repeated_blocks(symbols, _pair_sums(symbols), lag, repeats)
     masks = [_mask(len(symbols), block) for block in blocks]
@@ -123,7 +123,16 @@ def _repeated_blocks(
     block = np.unique(sums[starts + lag] - sums[starts], return_inverse=True)[1].reshape(-1)
     order = np.argsort(-np.bincount(block, weights=ends - starts), kind="stable")
     stretches = np.column_stack((starts, ends))
-    return [stretches[block == index] for index in order[:_BLOCKS_OF_A_LAG]]
+    blocks = [stretches[block == index] for index in order[:_BLOCKS_OF_A_LAG]]
+    return [block for block in blocks if _is_primitive(symbols[block[0, 0] :][:lag])]
+
+
+def _is_primitive(block: NDArray[Any]) -> bool:
+    """It is not itself repeats of a shorter block."""
+    size = len(block)
+    divisors = (d for d in range(1, int(np.sqrt(size)) + 1) if size % d == 0)
+    shorter = {d for pair in ((d, size // d) for d in divisors) for d in pair} - {size}
+    return not any(np.array_equal(block[d:], block[:-d]) for d in shorter)
 
 
 def _mask(count: int, stretches: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -177,18 +186,33 @@ def repeat_levels(
     levels: list[Level] = []
     sums = _pair_sums(symbols)
     new = np.ones(count, np.bool_)
-    most = 0
+    covered = explained = 0
     for lag in candidate_lags(symbols, min(max_lag or count, count // repeats)):
         for stretches in _repeated_blocks(symbols, sums, lag, repeats):
             mask = _mask(count, stretches)
-            explained = int(np.count_nonzero(mask))
-            if explained > most or np.any(mask & new):
-                levels.append(Level(lag, mask, explained))
-                most = max(most, explained)
+            level = Level(lag, mask, _whole(stretches, lag, count))
+            covers = int(np.count_nonzero(mask))
+            if covers > covered or level.explained > explained or np.any(mask & new):
+                levels.append(level)
+                covered, explained = max(covered, covers), max(explained, level.explained)
                 new &= ~mask
-        if most == count:
-            break
     return levels
+
+
+def _whole(stretches: NDArray[np.int64], lag: int, count: int) -> int:
+    """Symbols in whole repeats; a stretch that the sequence's end cuts short counts in full.
+
+    Rests tell a repeat inside a period from the period: 01|01|0 explains all of 0101001010, but
+    with a rest in every five.
+    """
+    ends = stretches[:, 1]
+    lengths = ends - np.maximum(stretches[:, 0], np.concatenate(([0], ends[:-1])))  # they overlap
+    cut = (stretches[:, 0] == 0) | (stretches[:, 1] == count)
+    return int(np.where(cut, lengths, lengths // lag * lag).sum())
+
+
+def _merit(level: Level) -> tuple[int, int]:
+    return int(np.count_nonzero(level.mask)), level.explained
 
 
 def find_period(
@@ -208,7 +232,7 @@ def find_period(
     """
     codes = np.unique(symbols, return_inverse=True)[1].reshape(-1)
     levels = repeat_levels(codes, repeats=repeats)
-    best = max(levels, key=lambda level: level.explained, default=None)  # the first of equals
-    if best is None or best.explained < min_explained * len(codes):
+    best = max(levels, key=_merit, default=None)  # the first of equals
+    if best is None or np.count_nonzero(best.mask) < min_explained * len(codes):
         return None
     return best.lag

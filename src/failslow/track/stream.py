@@ -23,13 +23,15 @@ _FIRST_SEARCH = 9
 _PROBATION = 128
 """Repeats for which a unit may still prove to be a part of a longer one,"""
 _PROBATION_CALLS = 1 << 13
-"""and the least number of calls."""
+"""and the least number of calls;"""
+_WEAK_PROBATION_CALLS = 1 << 16
+"""of calls for one not found from the calls as they are."""
 _SHORT = 2
 """Calls of a unit that may easily be a loop inside an iteration. Its iterations, and those of a
 unit without a call on the widest group seen, are held back until there were"""
 _SHORT_REPEATS = 64
 """of them, for a step mark to come first or a longer unit to show."""
-_ESTABLISHED = 24
+_ESTABLISHED = 16
 """Iterations after which calls that do not fit may be a new program, not a longer unit."""
 _CLEAN_ENOUGH = 3
 """Iterations without a foreign call after which what was astray is forgotten."""
@@ -175,7 +177,8 @@ class PeriodFollower:
 
     def _act(self) -> None:
         """Do what is due at this length of the buffer."""
-        if self._buffer is not None and len(self._buffer) >= self._next_search:
+        full = self.buffered >= self._capacity
+        if self._buffer is not None and (full or len(self._buffer) >= self._next_search):
             self._next_search = _later(len(self._buffer), len(self._buffer))
             if self._may_search():
                 self._search(self._buffer.rows)
@@ -247,9 +250,8 @@ class PeriodFollower:
         follower.found = [c for c in follower.found if c.start_ns > self._given_ns]
         if follower.found:
             follower.found[0] = follower.found[0]._replace(opens=True)
-        self._probation_calls = min(
-            max(_PROBATION * len(unit.keys), _PROBATION_CALLS), self._capacity // 2
-        )
+        least = _PROBATION_CALLS if unit.strength == 2 else _WEAK_PROBATION_CALLS
+        self._probation_calls = min(max(_PROBATION * len(unit.keys), least), self._capacity // 2)
         self._count(follower)
         if self.buffered >= self._probation_calls:
             self._end_probation()

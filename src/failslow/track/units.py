@@ -153,7 +153,8 @@ def find_unit(rows: Rows, ops: OpKinds, *, min_bytes: int = 0) -> Unit | None:
     """
     least = max(min_bytes, _weighty(rows, ops))
     for view in _views(rows, ops):
-        unit, waits = _Stretch(rows[view.selects(rows)], view, ops, least).find()
+        stretch = _Stretch(rows[view.selects(rows)], view, ops, least, known=min_bytes > 0)
+        unit, waits = stretch.find()
         if unit is not None or waits:
             return unit
     return None
@@ -187,8 +188,12 @@ def _views(rows: Rows, ops: OpKinds) -> Iterator[View]:
 class _Stretch:
     """A stretch of the stream in one view, and the search for the unit in it."""
 
-    def __init__(self, rows: Rows, view: View, ops: OpKinds, min_bytes: int) -> None:
+    def __init__(
+        self, rows: Rows, view: View, ops: OpKinds, min_bytes: int, *, known: bool = False
+    ) -> None:
         self.rows, self.view, self.ops, self.min_bytes = rows, view, ops, min_bytes
+        self.known = known
+        """The job is known to reduce gradients of `min_bytes`."""
         self.keys = view.keys(rows)
 
     def find(self) -> tuple[Unit | None, bool]:
@@ -234,7 +239,10 @@ class _Stretch:
         resized = np.count_nonzero(alike & (others["size_bytes"] >= self.min_bytes))
         if max(elsewhere, resized) * 3 > level.explained:
             return None  # its calls are also made in another arrangement: a part of something
-        if not np.any(block["size_bytes"][ops.reduces[block["op"]]] >= self.min_bytes):
+        reduced = int(block["size_bytes"][ops.reduces[block["op"]]].max(initial=0))
+        if reduced < self.min_bytes:
+            if self.known and 0 < reduced <= _SCALAR_BYTES:
+                return None  # an evaluation's metrics
             sends = bool(ops.sends[block["op"]].any())
             if level.explained < lag * (_MIN_UNREDUCED_REPEATS if sends else _MIN_GATHER_REPEATS):
                 return None
@@ -294,14 +302,19 @@ def _weighty(rows: Rows, ops: OpKinds) -> int:
 def _anchor(block: Rows, keys: NDArray[np.uint64], ops: OpKinds) -> int:
     """The call to take for the boundary: one of its kind, on the widest group, a reduction.
 
-    Among equals the one after which nothing is called for longest: the last before the step.
+    Among equals the last before the step: no reduction follows it for longest, then no call.
     Where every symbol occurs more than once the position in the unit has to do.
     """
     _, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    reduces = ops.reduces[block["op"]]
+    places = np.flatnonzero(reduces)
+    quiet = np.zeros(len(block), np.int64)
+    quiet[places] = np.diff(places, append=places[:1] + len(block))
     order = np.lexsort(
         (
             np.roll(block["gap_ns"], -1),
-            ops.reduces[block["op"]],
+            quiet,
+            reduces,
             block["group_size"],
             counts[which.reshape(-1)] == 1,
         )
