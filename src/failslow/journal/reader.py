@@ -18,6 +18,9 @@ from failslow.journal.codec import JournalEntry, decode_entry, rotated_path
 
 __all__ = ["Journal", "read_journal"]
 
+_STEP, _KIND_WITHIN = b'"kind":"step"', 64
+"""How the writer puts the kind of a step near a line's start."""
+
 
 class Journal:
     """The entries of a journal, oldest first, rotated files included; iterate it.
@@ -26,21 +29,45 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, *, follow: bool, stop: threading.Event | None, poll_s: float
+        self,
+        path: Path,
+        *,
+        follow: bool,
+        stop: threading.Event | None,
+        poll_s: float,
+        all_steps_bytes: int | None,
     ) -> None:
         self.path = path
         self.skipped = 0
         self._follow, self._poll_s = follow, poll_s
         self._stop = stop or threading.Event()
+        self._all_steps_bytes = all_steps_bytes
 
     def __iter__(self) -> Iterator[JournalEntry]:
-        for line in self._lines():
+        lines = self._lines()
+        if self._all_steps_bytes is not None:
+            lines = self._thinned(lines, self._all_steps_bytes)
+        for line in lines:
             if line.isspace():
                 continue
             try:
                 yield decode_entry(line)
             except JournalError:
                 self.skipped += 1
+
+    def _thinned(self, lines: Iterator[bytes], all_steps_bytes: int) -> Iterator[bytes]:
+        """`lines`, of steps in a row only the first until the journal's end is that near."""
+        left = -all_steps_bytes
+        for _, path in self._list():
+            with contextlib.suppress(FileNotFoundError):
+                left += path.stat().st_size
+        in_a_row = False
+        for line in lines:
+            left -= len(line)
+            is_step = _STEP in line[:_KIND_WITHIN]
+            if left < 0 or not (is_step and in_a_row):
+                yield line
+            in_a_row = is_step
 
     def _lines(self) -> Iterator[bytes]:
         file = self._open_after(None)
@@ -60,6 +87,9 @@ class Journal:
                         yield from (pending + file.read()).splitlines(keepends=True)
                         file.close()
                     pending, file = b"", following
+                elif file is not None and os.fstat(file.fileno()).st_size < file.tell():
+                    file.seek(0)  # emptied in place, as logrotate's copytruncate does
+                    pending = b""
                 elif stopping:
                     break
                 else:
@@ -116,12 +146,17 @@ def read_journal(
     follow: bool = False,
     stop: threading.Event | None = None,
     poll_s: float = 0.2,
+    all_steps_bytes: int | None = None,
 ) -> Journal:
     """The journal at `path`. With `follow` its iteration waits for more until `stop` is set.
 
+    all_steps_bytes: further than this from its end, of several steps in a row only the first is
+    given. They are nearly all of a long journal, and reading them takes minutes.
     Raises JournalError when there is none and `follow` is not set.
     """
-    journal = Journal(path, follow=follow, stop=stop, poll_s=poll_s)
+    journal = Journal(
+        path, follow=follow, stop=stop, poll_s=poll_s, all_steps_bytes=all_steps_bytes
+    )
     if not follow and not path.exists() and not rotated_path(path, 1).exists():
         raise JournalError(f"{path}: no journal there; give the journal.jsonl of a watched job")
     return journal
