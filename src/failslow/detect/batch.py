@@ -84,10 +84,7 @@ class _Summary:
                 f"only {len(series)} timing records: too few to tell a fail-slow from chance "
                 f"({_FEW} at least)"
             )
-        for k, run in enumerate(series.runs[1:], 1):
-            if not run.config_changed and (series.run == k).any():
-                step = int(series.step[np.argmax(series.run == k)])
-                self.warnings.append(f"restart at step {step}: {run.note or 'a new run'}")
+        self._say_restarts()
         episodes = [self._episode(draft) for draft in self.drafts]
         episodes += self._workload_changes()
         episodes.sort(key=lambda e: e.first_index)
@@ -276,6 +273,15 @@ class _Summary:
             return ""
         return f"data stall: waiting for data explains {min(100.0, 100 * extra_s / slow_s):.0f} %"
 
+    def _say_restarts(self) -> None:
+        series = self.series
+        starts = np.flatnonzero(np.diff(series.run)) + 1
+        plain = [i for i in starts if not series.runs[series.run[i]].config_changed]
+        if plain:
+            steps = ", ".join(str(series.step[i]) for i in plain[:5])
+            more = ", …" if len(plain) > 5 else ""
+            self.warnings.append(f"restarted {len(plain)} times, at step {steps}{more}")
+
     def _say_open_end(self) -> None:
         last = next(
             (e for e in reversed(self.events) if e.kind in ("suspected", "cleared", "onset")), None
@@ -301,12 +307,14 @@ class _Summary:
         return found
 
     def _new_configuration(self, before: int, begin: int, end: int, note: str) -> list[Episode]:
-        """The run begin..end-1 against before..begin-1: per unit of work where that is known."""
+        """The run begin..end-1 against before..begin-1: slower by iteration, or by unit of work."""
         before_s = self._healthy_s(before, begin)
+        note = note or "new configuration"
+        slower = self._change(begin, end, before_s, note)
         work = [float(np.median(self.series.work[i:j])) for i, j in ((before, begin), (begin, end))]
-        if before_s and work[0] > 0 and work[1] > 0:
-            before_s *= work[1] / work[0]
-        return self._change(begin, end, before_s, note or "new configuration")
+        if slower or not (work[0] > 0 and work[1] > 0):
+            return slower
+        return self._change(begin, end, before_s * work[1] / work[0], note + " (per unit of work)")
 
     def _work_growth(self, begin: int, end: int) -> list[Episode]:
         grown = self.correction[begin:end]

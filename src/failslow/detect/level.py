@@ -25,6 +25,7 @@ _FEW = 32  # below so many records the spread is not trusted to be small
 _FEW_FLOOR = 0.01
 _LAGS = 4
 _YOUNG = 64
+_BLOCK = 128
 
 
 class HealthyLevel:
@@ -74,8 +75,8 @@ def _after_warm_up(log_s: Floats) -> Floats:
 
 
 def _detrended(log_s: Floats) -> Floats:
-    """Each quarter of the records against its own median, when they are many: drift is no noise."""
-    parts = max(1, len(log_s) // 64)
+    """Each half of the records against its own median, when they are many: drift is no noise."""
+    parts = max(1, len(log_s) // _BLOCK)
     return np.concatenate([p - np.median(p) for p in np.array_split(log_s, parts)])
 
 
@@ -95,4 +96,8 @@ def _noise(excess: Floats, count: int) -> Noise:
         # white noise on top hides a slow process at lag 1; it shows in how slowly
         # the correlation falls from there
         rho = max(float(r) ** (1.0 / k) for k, r in enumerate(correlations, 1) if r > sure)
+    if rho > 0.0:
+        # correlations about a block's own centre come out low by (1 + 3 rho) / n (Kendall 1954)
+        block = min(n, _BLOCK)
+        rho = (rho + 1.0 / block) / (1.0 - 3.0 / block)
     return Noise(sigma=sigma, rho=min(rho, 0.97), count=count)

@@ -22,7 +22,7 @@ __all__ = ["CERTAIN", "MIN_SLOW", "SUSPECT", "Rules", "Stretch", "creeps"]
 Floats = NDArray[np.float64]
 
 MIN_SLOW = 5  # fewer slow records are spikes
-CERTAIN = 5.0  # sigmas: not once by chance in a year of iterations
+CERTAIN = 5.5  # sigmas: not once by chance in a year of iterations
 SUSPECT = 4.0  # sigmas
 
 _SPIKE_CAP = math.log(3.0)  # one record is evidence for at most three healthy ones
