@@ -67,7 +67,8 @@ class Played:
     @property
     def unmarked(self) -> NDArray[np.void]:
         """The stream without step marks."""
-        return self.calls[self.calls["kind"] == KIND_CALL]
+        calls: NDArray[np.void] = self.calls[self.calls["kind"] == KIND_CALL]
+        return calls
 
 
 def play(stretches: Iterable[Stretch], *, noise: float = 0.02, seed: int = 0) -> Played:
@@ -140,7 +141,8 @@ def follow(
 
 def iterations_in(sample: StepSample, ends_s: NDArray[np.float64]) -> int:
     """How many iterations really ended within a sample."""
-    first, last = np.searchsorted(ends_s, [sample.end_s - sample.duration_s, sample.end_s])
+    span = np.array([sample.end_s - sample.duration_s, sample.end_s])
+    first, last = np.searchsorted(ends_s, span + 1e-6)  # a mark's own time is rounded to ns
     return int(last - first)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import failslow.stats.period as period
+from failslow.stats import period
 from failslow.stats.period import (
     candidate_lags,
     find_period,
@@ -124,8 +124,8 @@ def test_a_planted_period_is_found_despite_foreign_stretches(
     symbols = np.roll(np.tile(unit, times), shift)
     for number, (at, length) in enumerate(foreign):
         # each stretch is another one, so that no longer lag explains them
-        length = min(length, len(unit))
-        symbols = np.insert(symbols, at % len(symbols), [100 + number] * length)
+        stretch = [100 + number] * min(length, len(unit))
+        symbols = np.insert(symbols, at % len(symbols), stretch)
     levels = repeat_levels(np.unique(symbols, return_inverse=True)[1], repeats=2)
     planted = [level for level in levels if level.lag == len(unit)]
     assert planted

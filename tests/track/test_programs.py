@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-
-from failslow.config import TrackConfig
 from tests.track.streams import (
     DP,
     TP,
@@ -24,6 +22,8 @@ from tests.track.streams import (
     scalars,
     start_up,
 )
+
+from failslow.config import TrackConfig
 
 
 def experts(index: int) -> Stretch:

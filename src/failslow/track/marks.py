@@ -15,6 +15,8 @@ __all__ = ["MarkFollower"]
 _WINDOW = 64
 _ENOUGH = 3
 """Steps of an optimizer in the window before it may become the boundary."""
+_STALE_CALLS = 4096
+"""Calls without a mark, 16 iterations' worth on top, after which marks have ended."""
 
 
 class MarkFollower:
@@ -27,6 +29,7 @@ class MarkFollower:
         """Whether the last mark changed `boundary`: iterations are others from now on."""
         self._window: deque[int] = deque(maxlen=_WINDOW)
         self._last: Crossing | None = None
+        self._seen_calls: int | None = None
         self._usual_calls: int | None = None
         self._last_calls: int | None = None
 
@@ -39,9 +42,12 @@ class MarkFollower:
         """Records were lost, marks perhaps among them."""
         self._last = None
 
-    def calls_since(self, calls: int) -> int:
-        """Collectives since the last boundary."""
-        return calls - self._last.calls if self._last is not None else 0
+    @property
+    def ends_at_calls(self) -> int:
+        """Collectives after which, without a boundary, the marks must have ended; 0: none came."""
+        if self._seen_calls is None:
+            return 0
+        return self._seen_calls + _STALE_CALLS + 16 * (self._usual_calls or 0)
 
     @property
     def usual_calls(self) -> int:
@@ -59,6 +65,7 @@ class MarkFollower:
         if number != self.boundary:
             return None
         last, self._last = self._last, crossing
+        self._seen_calls = crossing.calls
         if last is None:
             return crossing._replace(opens=True)
         calls = crossing.calls - last.calls

@@ -75,6 +75,8 @@ class PeriodFollower:
         self.unit: Unit | None = None
         self.generation = 0
         """Grows with every unit that replaces another."""
+        self.fed = False
+        """Rows have been taken."""
         self._ops, self._capacity = ops, capacity
         self._follower: Follower | None = None
         self._buffer: _Buffer | None = _Buffer()
@@ -115,6 +117,7 @@ class PeriodFollower:
     def feed(self, rows: Rows) -> list[tuple[int, Crossing]]:
         """The boundaries crossed in `rows`, each with the generation of its unit."""
         taken = 0
+        self.fed = self.fed or len(rows) > 0
         while taken < len(rows):
             used = self._take(rows[taken : taken + self._room()])
             if used:

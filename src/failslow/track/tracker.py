@@ -35,8 +35,6 @@ from failslow.track.units import OpKinds
 __all__ = ["Anchor", "Source", "TrackState", "Tracker"]
 
 Source = Literal["step", "optimizer", "period"]
-_STALE_CALLS = 4096
-"""Calls without a mark, 16 iterations' worth on top, after which marks have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,20 +176,21 @@ class Tracker:
         if not len(rows):
             return []
         self._calls = int(rows["calls"][-1]) + 1
-        if self._source is not None:
-            marks = self._marks[self._source]
-            limit = _STALE_CALLS + 16 * marks.usual_calls
-            if marks.calls_since(self._calls) <= limit:
-                return []
-            rows = rows[len(rows) - (marks.calls_since(self._calls) - limit) :]
-            self._source = None
-            self._marks = {"step": MarkFollower(), "optimizer": MarkFollower()}
-            self._last_boundary.clear()
-            self._period = PeriodFollower(self._ops, self._config.buffer_calls)
+        ends_at = max(marks.ends_at_calls for marks in self._marks.values())
+        if self._calls <= ends_at:
+            return []  # marks are there, or one was: the next will tell more than calls can
+        if ends_at:
+            rows = rows[len(rows) - (self._calls - ends_at) :]
+            self._forget_marks()
         samples: list[StepSample] = []
         for generation, crossing in self._period.feed(rows):
             samples += self._cross(("period", generation), crossing)
         return samples
+
+    def _forget_marks(self) -> None:
+        self._source = None
+        self._marks = {"step": MarkFollower(), "optimizer": MarkFollower()}
+        self._last_boundary.clear()
 
     def _take_mark(self, rows: Rows) -> list[StepSample]:
         """A mark counts once it has bounded an iteration, if no better source is in use."""
@@ -199,6 +198,8 @@ class Tracker:
         source: Source = "step" if is_step else "optimizer"
         if source == "optimizer" and self._source == "step":
             return []
+        if self._period.fed:
+            self._period = PeriodFollower(self._ops, self._config.buffer_calls)
         marks, value = self._marks[source], int(rows["size_bytes"][0])
         crossing = marks.mark(crossings(rows)[0], 0 if is_step else value)
         if crossing is None:
@@ -212,7 +213,6 @@ class Tracker:
         if not marks.locked or before is None:
             return []
         self._source = source
-        self._period = PeriodFollower(self._ops, self._config.buffer_calls)
         if before.start_ns >= self._samples.last_ns:  # else it was timed by another source
             self._cross(series, before, None if step is None else step - 1)
         return self._cross(series, crossing, step)
