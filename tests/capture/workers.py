@@ -94,6 +94,7 @@ def launch(
                     "GLOO_SOCKET_IFNAME": "lo",
                     "OMP_NUM_THREADS": "1",
                     "FAILSLOW_CAPTURE_FOLDER": str(folder / "rings"),
+                    "FAILSLOW_AGENT": "0",
                     **({"FAILSLOW": "1"} if watch else {}),
                     **(environ or {}),
                 }

@@ -22,6 +22,7 @@ __all__ = ["known_variables", "settings_checks"]
 _TORCH_MIN = (2, 5)
 _ENTRY = "failslow.capture.autoload:autoload"
 _VARIABLES = (
+    "FAILSLOW_AGENT",
     "FAILSLOW",
     "FAILSLOW_CAPTURE_FOLDER",
     "FAILSLOW_CAPTURE_MODE",
@@ -31,8 +32,10 @@ _VARIABLES = (
     "FAILSLOW_DIR",
     "FAILSLOW_INJECT_FOLDER",
     "FAILSLOW_JOB",
+    "FAILSLOW_LAUNCHED",
     "FAILSLOW_METRICS_PORT",
     "FAILSLOW_MODE",
+    "FAILSLOW_NODE",
     "FAILSLOW_TOKEN",
     "FAILSLOW_TRANSPORT",
 )

@@ -123,6 +123,7 @@ def _worker_environment(
     cleared = ("FAILSLOW_METRICS_PORT", "FAILSLOW_TRANSPORT", "TORCHELASTIC_RUN_ID")
     return {name: value for name, value in environ.items() if name not in cleared} | {
         "FAILSLOW": "1",
+        "FAILSLOW_AGENT": "0",
         "FAILSLOW_JOB": job,
         "FAILSLOW_DIR": str(folder / "run"),
         "RANK": str(rank),
