@@ -1,7 +1,8 @@
 """The entry point torch calls while it is imported (group `torch.backends`).
 
-In: the environment. Out: with FAILSLOW=1 in a worker (RANK is set) the capture hook, else
-nothing at all. An exception here would make `import torch` fail: none leaves.
+In: the environment. Out: with FAILSLOW=1 in a worker (RANK is set) the capture hook and, from a
+node's first worker, the node's agent (`failslow.runtime.launch`); else nothing at all. An
+exception here would make `import torch` fail: none leaves.
 
     FAILSLOW=1 torchrun --nproc-per-node 4 train.py
 """
@@ -27,6 +28,10 @@ def autoload() -> None:
         from failslow.capture import hook
 
         hook.install()
+
+        from failslow.runtime.launch import launch
+
+        launch()
     except Exception as error:
         # fail open: the job runs unwatched, and says why
         reason = error if isinstance(error, FailslowError) else repr(error)

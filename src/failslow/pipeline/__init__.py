@@ -19,7 +19,7 @@ A step without a rank is the job's, one line an iteration. A worker's line sums 
 since the one before (`iterations` of them), one a second or less often. A suspicion's id is that
 of the episode it may become; an onset with the id of an episode that ended reopens it. A health
 trouble (what, node, rank) begins with `ok` false and ends with `ok` true; `what` is one of
-controller, agent, worker, job, ring, tracker, coverage, token, clock, messages. The controller
+controller, bus, agent, worker, job, ring, tracker, coverage, token, clock, messages. The controller
 says it is alive every ten seconds.
 """
 

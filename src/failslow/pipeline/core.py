@@ -62,6 +62,7 @@ class Pipeline:
 
     launch: names this start of the job, the same when only the controller is started again.
     since_t: epoch seconds at which the job was started; older samples are of an earlier start.
+    alone: workers of other nodes cannot report, for want of a token.
     """
 
     def __init__(
@@ -71,13 +72,16 @@ class Pipeline:
         detect: DetectConfig | None = None,
         runtime: RuntimeConfig | None = None,
         since_t: float = 0.0,
+        alone: bool = False,
     ) -> None:
         self._launch = launch
         self._detect = detect or DetectConfig()
         self._runtime = runtime or RuntimeConfig()
         self.series = JobSeries(wait_s=self._runtime.wait_s, since_t=since_t)
         self.health = HealthBook(
-            blind_after_s=self._runtime.blind_after_s, stall_after_s=self._runtime.stall_after_s
+            blind_after_s=self._runtime.blind_after_s,
+            stall_after_s=self._runtime.stall_after_s,
+            alone=alone,
         )
         self._detector = Detector(self._detect)
         self._episodes = EpisodeBook(self._detect, update_s=self._runtime.update_s)

@@ -6,8 +6,8 @@ In: beats of the agents, counts, the time. Out: health records:
      "message":"monitoring of node gpu-17 is blind since …: its agent is silent (ranks 2-3)"}
     {"kind":"health","what":"agent","ok":true,"node":"gpu-17",…}
 
-what: controller, agent, worker, job (no iteration ends), ring (records lost), tracker, coverage
-(workers nobody watches), token, clock, messages.
+what: controller, bus, agent, worker, job (no iteration ends), ring (records lost), tracker,
+coverage (workers nobody watches), token, clock, messages.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ class HealthBook:
 
     blind_after_s: silence of an agent or of a worker's records that counts.
     stall_after_s: time without an iteration that counts, and 20 usual iterations at least.
+    alone: other nodes have no token to report with.
     """
 
-    def __init__(self, *, blind_after_s: float, stall_after_s: float) -> None:
+    def __init__(self, *, blind_after_s: float, stall_after_s: float, alone: bool = False) -> None:
+        self._alone = alone
         self._blind_after_s, self._stall_after_s = blind_after_s, stall_after_s
         self.agents: dict[str, _Agent] = {}
         self._bad: dict[Trouble, float] = {}
@@ -65,8 +67,14 @@ class HealthBook:
 
     @property
     def watching(self) -> list[str]:
-        """Nodes whose agent lives, as far as is known."""
-        return [node for node, agent in self.agents.items() if not agent.leaving]
+        """Nodes whose agent is heard."""
+        if Trouble("bus") in self._bad:
+            return []
+        return [
+            node
+            for node, agent in self.agents.items()
+            if not agent.leaving and Trouble("agent", node) not in self._bad
+        ]
 
     def silent(self, rank: int) -> bool:
         """Whether its agent or its records are known to be missing."""
@@ -98,7 +106,7 @@ class HealthBook:
                 )
             )
             out.append(Say(text))
-        elif known is None:
+        elif ranks and (known is None or not known.workers.keys() >= workers.keys()):
             text = f"node {node} is watched: {rank_list(ranks)}"
             out.append(self._record(Trouble("agent", node), True, now_s, text, ranks=ranks))
         for worker in event.workers:
@@ -113,7 +121,12 @@ class HealthBook:
 
     def bus(self, event: BusReport, now_s: float) -> list[Instruction]:
         """Counts of the controller's end of the bus."""
+        text = ""
+        if event.outage_s > self._blind_after_s:
+            since = _clock(now_s - event.outage_s)
+            text = f"monitoring is blind since {since}: the message bus does not answer"
         return [
+            *self._turn(Trouble("bus"), text, now_s, now_s - event.outage_s),
             *self._growing(
                 Trouble("token"), event.refused, now_s,
                 "messages signed with another token are refused: some node is not watched; set "
@@ -137,6 +150,8 @@ class HealthBook:
         advanced_s: when the job's last iteration was complete, on the clock of `now_s`.
         """
         out: list[Instruction] = []
+        if Trouble("bus") in self._bad:
+            return out  # that agents are not heard says nothing of them
         for node, agent in self.agents.items():
             silent_s = now_s - agent.seen_s
             if not agent.leaving and silent_s > self._blind_after_s:
@@ -170,10 +185,19 @@ class HealthBook:
             text = f"no iteration has ended since {_clock(advanced_s)}: the job hangs" * stalled
             out += self._turn(Trouble("job"), text, now_s, advanced_s)
             began_s = self._began_s if self._began_s is not None else now_s
-            if self._world and now_s - began_s > _COVERAGE_S:
+            if self._world and now_s - began_s > (
+                self._blind_after_s if self._alone else _COVERAGE_S
+            ):
                 seen = {worker.rank for worker in workers if worker.seen_s is not None}
                 missing = [rank for rank in range(self._world) if rank not in seen]
-                text = f"{rank_list(missing)} of {self._world} never reported" if missing else ""
+                text = ""
+                if missing:
+                    text = f"{rank_list(missing)} of {self._world} never reported" + (
+                        ": their nodes have no token; set FAILSLOW_TOKEN to the same secret on "
+                        "all nodes, or start the job by failslow run"
+                        if self._alone
+                        else ": is failslow installed and FAILSLOW=1 set there?"
+                    )
                 out += self._turn(Trouble("coverage"), text, now_s, ranks=missing)
         for key in [
             k for k, (_, grew_s) in self._counts.items() if now_s - grew_s > _QUIET_AGAIN_S

@@ -85,6 +85,8 @@ class BusReport:
     """Messages whose sender's clock is far off."""
     missed: int = 0
     """Messages that never came."""
+    outage_s: float = 0.0
+    """Since when the bus does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,201 @@
+"""A node's agent: reads its workers' rings, times their iterations, reports to the controller.
+
+In: `--worker PID-TICKS --launch ID` and the job's environment. Out: messages (`wire.py`) on the
+job's bus, `/metrics` if FAILSLOW_METRICS_PORT is set, and, when the controller is not to be
+reached, a line in `agent-<node>.jsonl` in the run's folder. It ends when its workers have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from failslow.capture.ring import find_rings, remove_stale
+from failslow.config import RuntimeConfig, TrackConfig, load_config
+from failslow.errors import FailslowError, JournalError
+from failslow.journal import JournalWriter, decode_entry
+from failslow.pipeline import AgentBeat
+from failslow.records import StepSample
+from failslow.runtime.bus import Bus
+from failslow.runtime.folder import RunFolder
+from failslow.runtime.metrics import Metrics
+from failslow.runtime.node import NodeWatch
+from failslow.runtime.rendezvous import Meeting, meeting, node_name
+from failslow.runtime.supervise import worker_lives
+from failslow.runtime.transport import Endpoint, from_url
+from failslow.runtime.wire import AGENTS, NEWS, encode_beat, encode_samples
+
+__all__ = ["Agent", "main"]
+
+_BEAT_S = 1.0
+_DISCOVER_S = 0.5
+_LINGER_S = 2.0
+_FLUSH_S = 3.0
+
+
+class Agent:
+    """The loop's body; `turn` does what is due.
+
+    worker: who brought the agent up; it stays at least as long as that process lives.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        worker: str,
+        watch: NodeWatch,
+        session: int,
+        bus: Bus,
+        journal: JournalWriter,
+        blind_after_s: float,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._node, self._worker, self._session = node, worker, session
+        self._watch, self._bus, self._journal, self._metrics = watch, bus, journal, metrics
+        self._blind_after_s = blind_after_s
+        self._beat_s = self._discover_s = -1e9
+        self._idle_since_s: float | None = None
+        self._blind = False
+
+    def turn(self, now_s: float) -> bool:
+        """Do what is due at `now_s` (monotonic); False when there is nothing left to watch."""
+        self._bus.tend()
+        found = False
+        if now_s - self._discover_s >= _DISCOVER_S:
+            self._discover_s = now_s
+            found = self._watch.discover()
+            self._look_after(now_s)
+        if found or now_s - self._beat_s >= _BEAT_S:
+            self._beat(now_s)  # a worker is announced before its samples come
+        for event in self._watch.read():
+            for payload in encode_samples(event):
+                self._bus.publish(AGENTS, payload)
+            if self._metrics is not None:
+                for sample in event.samples:
+                    self._observe(sample, event.rank)
+        return self._idle_since_s is None or now_s - self._idle_since_s < _LINGER_S
+
+    def leave(self) -> None:
+        """Say good-bye and send what waits."""
+        self._beat(0.0, leaving=True)
+        self._bus.close(_FLUSH_S)
+
+    def _beat(self, now_s: float, *, leaving: bool = False) -> None:
+        self._beat_s = now_s
+        states = self._watch.states
+        beat = AgentBeat(node=self._node, session=self._session, workers=states, leaving=leaving)
+        self._bus.publish(AGENTS, encode_beat(beat))
+        if self._metrics is not None:
+            for state in states:
+                self._metrics.ring(
+                    state.rank,
+                    records=state.records,
+                    dropped=state.lost_records,
+                    faults=state.faults,
+                )
+                if not state.alive:
+                    self._metrics.forget(state.rank)
+
+    def _look_after(self, now_s: float) -> None:
+        """Whether anything is left to watch, and whether anybody hears."""
+        if self._watch.alive or worker_lives(self._worker):
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        outage_s, why = self._bus.outage()
+        blind = outage_s > self._blind_after_s
+        if blind != self._blind:
+            self._blind = blind
+            message = (
+                f"node {self._node} reports to nobody: {why or 'no answer'}; training is not "
+                "affected"
+                if blind
+                else f"node {self._node} reports again"
+            )
+            record = {"what": "bus", "ok": not blind, "node": self._node, "message": message}
+            self._journal.append(record, t=time.time(), kind="health")
+            _say(message)
+        if self._metrics is not None:
+            for message_ in self._bus.poll(NEWS):
+                with contextlib.suppress(JournalError):  # of a newer failslow
+                    self._metrics.observe(decode_entry(message_.payload))
+
+    def _observe(self, sample: StepSample, rank: int) -> None:
+        assert self._metrics is not None
+        self._metrics.observe(sample, t=sample.end_s, rank=rank, node=self._node)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until the node's workers have ended; the exit code."""
+    parser = argparse.ArgumentParser(prog="failslow.runtime.agent")
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--launch", required=True)
+    options = parser.parse_args(argv)
+    environ = os.environ
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    job, node = environ["FAILSLOW_JOB"], node_name(environ)
+    try:
+        runtime = load_config("runtime", RuntimeConfig, environ=environ)
+        track = load_config("track", TrackConfig, environ=environ)
+        folder = RunFolder(job, environ)
+        meet = meeting(job, environ)
+        token = folder.token()
+    except FailslowError as error:
+        _say(str(error))
+        return 1
+    session = secrets.randbits(48)
+    metrics = Metrics(job=job, node=node) if environ.get("FAILSLOW_METRICS_PORT") else None
+    watch = NodeWatch(
+        node=node,
+        session=session,
+        find=partial(find_rings, job, environ),
+        config=track,
+        say=_say,
+    )
+    file = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"agent-{node}") + ".jsonl"
+    agent = Agent(
+        node=node,
+        worker=options.worker,
+        watch=watch,
+        session=session,
+        bus=Bus(
+            partial(_locate, meet, folder),
+            lambda url: Endpoint(from_url(url), job=job, sender=node, token=token),
+        ),
+        journal=JournalWriter(Path(environ["FAILSLOW_DIR"]) / file),
+        blind_after_s=runtime.blind_after_s,
+        metrics=metrics,
+    )
+    server = metrics.serve() if metrics is not None else None
+    while agent.turn(time.monotonic()) and not stopping.wait(runtime.poll_s):
+        pass
+    agent.leave()
+    remove_stale(environ)
+    if server is not None:
+        server.close()
+    return 0
+
+
+def _locate(meet: Meeting, folder: RunFolder) -> str | None:
+    return meet.url or folder.read("address")
+
+
+def _say(text: str) -> None:
+    print(f"failslow agent: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

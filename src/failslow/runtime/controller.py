@@ -1,0 +1,234 @@
+"""A job's controller: hosts the bus, feeds the pipeline, writes the journal.
+
+In: `--worker PID-TICKS --launch ID` and the job's environment, then the agents' messages. Out:
+`journal.jsonl` in the run's folder. It ends when rank 0's worker has and no agent is left; killed
+and started again, it goes on from the journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from failslow.config import DetectConfig, RuntimeConfig, load_config
+from failslow.errors import FailslowError, JournalError, TransportError
+from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
+from failslow.pipeline import BusReport, Instruction, Pipeline, Say, Tick
+from failslow.runtime.folder import RunFolder
+from failslow.runtime.rendezvous import Meeting, meeting
+from failslow.runtime.supervise import worker_lives
+from failslow.runtime.transport import Endpoint, from_url
+from failslow.runtime.wire import AGENTS, NEWS, decode
+
+__all__ = ["Controller", "main", "read_tail"]
+
+_TURN_S = 0.2
+_REPORT_S = 1.0
+_GRACE_S = 5.0
+_TAIL_BYTES = 16 << 20
+_CAPACITY = 4096
+_SKEW_S = 5.0
+"""Clocks of nodes, and the second to which a process's start is known."""
+
+
+class _Server(Protocol):
+    url: str
+
+    def close(self) -> None: ...
+
+
+class Controller:
+    """The loop's body; `turn` waits for messages and does what they ask."""
+
+    def __init__(
+        self, *, worker: str, pipeline: Pipeline, endpoint: Endpoint, journal: JournalWriter
+    ) -> None:
+        self._worker = worker
+        self._pipeline, self._endpoint, self._journal = pipeline, endpoint, journal
+        self._report_s = 0.0
+        self._idle_since_s: float | None = None
+
+    def start(self, entries: Iterable[JournalEntry], now_s: float) -> None:
+        """Begin, or go on from what the journal says."""
+        self._do(self._pipeline.start(entries, now_s))
+
+    def turn(self, clock: SteadyClock) -> bool:
+        """Take what comes within a fifth of a second; False when the job has ended."""
+        for message in self._endpoint.poll(AGENTS, _TURN_S):
+            event = decode(message.payload)
+            if event is not None:
+                self._do(self._pipeline.handle(event, clock.now_s()))
+        now_s = clock.now_s()
+        if now_s - self._report_s >= _REPORT_S:
+            self._report_s = now_s
+            health = self._endpoint.health()
+            report = BusReport(
+                refused=health.refused,
+                stale=health.stale,
+                missed=health.missed,
+                outage_s=health.transport.outage_s,
+            )
+            self._do(self._pipeline.handle(report, now_s))
+        self._do(self._pipeline.handle(Tick(), now_s))
+        return self._has_job(now_s)
+
+    def end(self, now_s: float) -> None:
+        """Write the last records."""
+        self._do(self._pipeline.finish(now_s))
+        self._endpoint.close(1.0)
+        self._journal.close()
+
+    def _has_job(self, now_s: float) -> bool:
+        """Whether rank 0 lives or any agent is at work."""
+        if worker_lives(self._worker) or self._pipeline.health.watching:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        # of several nodes the first agents may be about to report
+        grace_s = 0.0 if self._pipeline.health.agents else _GRACE_S
+        return self._idle_since_s is None or now_s - self._idle_since_s < grace_s
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Say):
+                _say(instruction.text)
+                continue
+            record, t, kind, tags = (
+                instruction.record,
+                instruction.t,
+                instruction.kind,
+                instruction.tags,
+            )
+            if not self._journal.append(record, t=t, kind=kind, **tags):
+                health = self._journal.health
+                if health.dropped & (health.dropped - 1) == 0:  # 1, 2, 4, 8 ...
+                    _say(f"{health.dropped} journal lines lost: {health.last_error}")
+            if kind != "step":
+                self._endpoint.publish(NEWS, encode_entry(record, t=t, kind=kind, **tags))
+
+
+class SteadyClock:
+    """Epoch seconds that never go back, whatever happens to the system's clock."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def now_s(self) -> float:
+        """Epoch seconds."""
+        return time.monotonic() + self._offset_s
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until the job has ended; the exit code."""
+    parser = argparse.ArgumentParser(prog="failslow.runtime.controller")
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--launch", required=True)
+    options = parser.parse_args(argv)
+    environ = os.environ
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    job = environ["FAILSLOW_JOB"]
+    journal = JournalWriter(Path(environ["FAILSLOW_DIR"]) / "journal.jsonl")
+    try:
+        runtime = load_config("runtime", RuntimeConfig, environ=environ)
+        detect = load_config("detect", DetectConfig, environ=environ)
+        folder = RunFolder(job, environ)
+        meet = meeting(job, environ)
+        token = folder.token()
+        server, url = _open_bus(meet, folder)
+        endpoint = Endpoint(from_url(url), job=job, sender="controller", token=token)
+    except FailslowError as error:
+        record = {"what": "controller", "ok": False, "event": "refused", "launch": options.launch}
+        record["message"] = f"the job is not watched: {error}"
+        journal.append(record, t=time.time(), kind="health")
+        _say(str(error))
+        return 1
+    pipeline = Pipeline(
+        launch=options.launch,
+        detect=detect,
+        runtime=runtime,
+        since_t=_started_t(options.launch) - _SKEW_S,
+        alone=meet.alone,
+    )
+    clock = SteadyClock()
+    controller = Controller(
+        worker=options.worker, pipeline=pipeline, endpoint=endpoint, journal=journal
+    )
+    controller.start(read_tail(journal.path), clock.now_s())
+    while controller.turn(clock) and not stopping.is_set():
+        pass
+    controller.end(clock.now_s())
+    if server is not None:
+        server.close()
+    return 0
+
+
+def _open_bus(meet: Meeting, folder: RunFolder) -> tuple[_Server | None, str]:
+    """The server, if it is ours to run, and the address to connect to. Raises FailslowError."""
+    if meet.serve is None:
+        assert meet.url is not None
+        return None, meet.url
+    from failslow.runtime.transport.tcpstore import serve
+
+    former = folder.read("address") if meet.url is None else None
+    try:
+        # agents that know the old address need not look for another
+        server = serve(former or meet.serve, capacity=_CAPACITY)
+    except TransportError:
+        if former is None:
+            raise
+        server = serve(meet.serve, capacity=_CAPACITY)
+    if meet.url is None:
+        try:
+            folder.write("address", server.url)
+        except OSError as error:
+            raise TransportError(
+                f"{folder.path}: the address cannot be kept there: {error}; free space there"
+            ) from None
+    return server, server.url
+
+
+def read_tail(path: Path, max_bytes: int = _TAIL_BYTES) -> Iterator[JournalEntry]:
+    """The last entries of a journal, oldest first, from its last file and the one before."""
+    pieces: list[bytes] = []
+    left = max_bytes
+    for part in (path, path.with_name(f"{path.name}.1")):
+        try:
+            with part.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - left))
+                pieces.insert(0, file.read())
+        except OSError:
+            break
+        left -= len(pieces[0])
+        if left <= 0:
+            break
+    for line in b"".join(pieces).splitlines():
+        with contextlib.suppress(JournalError):  # the first one is cut
+            yield decode_entry(line)
+
+
+def _started_t(launch: str) -> float:
+    """Epoch seconds at which the process PID-TICKS started."""
+    ticks = int(launch.partition("-")[2])
+    for line in Path("/proc/stat").read_text().splitlines():
+        if line.startswith("btime "):
+            return int(line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _say(text: str) -> None:
+    print(f"failslow controller: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The folder by which the processes of one job on one node find each other. Standard library only.
+
+In: the job's name. Out: `/dev/shm/failslow-<uid>-<job>.run/`, beside the rings, mode 0700, with
+
+    agent-<node>.lock, controller.lock   held (flock) by whoever plays that part
+    address                              where the controller of a single node serves
+    token                                the job token, when FAILSLOW_TOKEN is not set
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+
+from failslow.capture.ring import ring_folders
+from failslow.errors import ConfigError
+from failslow.runtime.security import load_token
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """The run folder of `job`; made when absent.
+
+    Raises ConfigError when no folder can be had, or the one there is not this user's alone.
+    """
+
+    def __init__(self, job: str, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        reasons = []
+        for parent in ring_folders(environ):
+            self.path = parent / f"failslow-{os.getuid()}-{job}.run"
+            try:
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                status = self.path.lstat()
+            except OSError as error:
+                reasons.append(f"{parent}: {error.strerror or error}")
+                continue
+            private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+            if private and status.st_uid == os.getuid():
+                return
+            reasons.append(f"{self.path}: is not this user's alone; remove it")
+        raise ConfigError(
+            f"no folder for the job's agent: {'; '.join(reasons)}; name another one in "
+            "FAILSLOW_CAPTURE_FOLDER"
+        )
+
+    def lock(self, name: str) -> int | None:
+        """A descriptor that holds the lock as long as any process has it open; None: taken."""
+        path = self.path / f"{name}.lock"
+        while True:
+            try:
+                self.path.mkdir(mode=0o700, exist_ok=True)  # its last user may just have left
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                return None
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path), os.fstat(handle)):
+                    return handle
+            os.close(handle)  # removed by the holder before us
+
+    def token(self) -> str:
+        """The job token: FAILSLOW_TOKEN, else the folder's own. Raises ConfigError."""
+        return load_token(self._environ, self.path / "token")
+
+    def read(self, name: str) -> str | None:
+        """What `write` put there; None before that."""
+        try:
+            return (self.path / name).read_text()
+        except OSError:
+            return None
+
+    def write(self, name: str, text: str) -> None:
+        """Put `text` there in one step, readable by this user alone. Raises OSError."""
+        draft = self.path / f".{name}.{secrets.token_hex(8)}"
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(handle, text.encode())
+        finally:
+            os.close(handle)
+        draft.replace(self.path / name)
+
+    def tidy(self) -> bool:
+        """Remove it if nobody holds one of its locks; whether it is gone."""
+        held: list[int] = []
+        try:
+            for path in self.path.glob("*.lock"):
+                handle = self.lock(path.stem)
+                if handle is None:
+                    return False
+                held.append(handle)
+            # while all locks are ours nobody relies on what is in it
+            for path in self.path.iterdir():
+                path.unlink(missing_ok=True)
+            self.path.rmdir()
+        except OSError:
+            return False
+        finally:
+            for handle in held:
+                os.close(handle)
+        return True

@@ -1,0 +1,121 @@
+"""Brings up the monitoring of a job from inside its workers. Standard library only, and cheap.
+
+In: a worker's environment. Out: on each node one detached supervisor (`supervise.py`), which
+runs the node's agent, and on rank 0's node the job's controller:
+
+    trainer (LOCAL_RANK 0) ── sh ── supervisor, nice 19, session of its own
+                                     ├── agent        reads this node's rings
+                                     └── controller   RANK 0 only
+
+The trainer is never forked in Python: one `sh` is spawned, which leaves the supervisor to init
+and ends, within milliseconds; nothing of it is left for the trainer to wait for. FAILSLOW_AGENT=0
+keeps it from happening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from failslow.capture.ring import job_name, process_start_ticks
+from failslow.errors import FailslowError
+from failslow.runtime.folder import RunFolder
+
+__all__ = ["launch", "run_dir"]
+
+_OFF = ("0", "false", "no", "off")
+_MARK = "FAILSLOW_LAUNCHED"
+_SPAWN_S = 5.0
+_PATHS = ("FAILSLOW_CONFIG", "FAILSLOW_CAPTURE_FOLDER", "FAILSLOW_DIR")
+
+
+def launch(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Start the supervisor if this worker is the one to do so; whether it was started.
+
+    Raises FailslowError or OSError when it should be and cannot. Sets FAILSLOW_LAUNCHED, so that
+    no process started by the trainer does it again.
+    """
+    if (
+        environ.get("LOCAL_RANK", "0") != "0"
+        or environ.get("FAILSLOW_AGENT", "").lower() in _OFF
+        or environ.get(_MARK)
+        or multiprocessing.parent_process() is not None
+    ):
+        return False
+    environ[_MARK] = str(os.getpid())
+    job = job_name(environ)
+    folder = run_dir(job, environ)
+    RunFolder(job, environ)
+    arguments = ["--worker", _identity(os.getpid()), "--launch", _launch_id(environ)]
+    if environ.get("RANK", "0") == "0":
+        arguments.append("--controller")
+    command = [sys.executable, "-m", "failslow.runtime.supervise", *arguments]
+    with contextlib.ExitStack() as stack:
+        log: int = subprocess.DEVNULL
+        with contextlib.suppress(OSError):  # a folder that cannot be written: no log
+            folder.mkdir(parents=True, exist_ok=True)
+            log = os.open(
+                folder / "runtime.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+            stack.callback(os.close, log)
+        process = subprocess.Popen(
+            # the shell ends at once and init adopts the supervisor: the trainer, which may wait
+            # for children of its own, has none of ours
+            ["/bin/sh", "-c", '"$@" &', "failslow", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",  # a module in the working folder must not shadow one of ours
+            env=_environment(job, folder, environ),
+            start_new_session=True,  # neither Ctrl-C nor the end of the worker's group reaches it
+        )
+        try:
+            process.wait(_SPAWN_S)
+        except subprocess.TimeoutExpired:
+            raise FailslowError(f"the agent could not be started within {_SPAWN_S:g} s") from None
+    return True
+
+
+def run_dir(job: str, environ: Mapping[str, str]) -> Path:
+    """The folder of the journal: FAILSLOW_DIR, else failslow-runs/JOB in the working folder."""
+    return Path(environ.get("FAILSLOW_DIR") or Path("failslow-runs") / job).absolute()
+
+
+def _environment(job: str, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The supervisor's: the job's, with all that would make it a trainer taken out."""
+    child = dict(environ)
+    for name in _PATHS:
+        if child.get(name):
+            child[name] = str(Path(child[name]).absolute())
+    if child.get("PYTHONPATH"):
+        parts = child["PYTHONPATH"].split(os.pathsep)
+        child["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in parts if part)
+    return child | {
+        "FAILSLOW": "0",
+        "FAILSLOW_JOB": job,
+        "FAILSLOW_DIR": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        # a TCPStore's client says at length on stderr that its server died
+        "TORCH_CPP_LOG_LEVEL": "FATAL",
+        # ...and looks names up by a resolver that may not answer
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _identity(pid: int) -> str:
+    return f"{pid}-{process_start_ticks(pid) or 0}"
+
+
+def _launch_id(environ: Mapping[str, str]) -> str:
+    """Of one start of the job: torchrun's process, which restarts workers, else this worker."""
+    return _identity(os.getppid() if environ.get("TORCHELASTIC_RUN_ID") else os.getpid())

@@ -1,0 +1,132 @@
+"""Keeps a node's agent, and on rank 0's node the controller, running while the job runs.
+
+In: `--worker PID-TICKS --launch ID [--controller]` and the job's environment. Out: the two as
+processes, restarted when they are killed; ended when they end by themselves.
+
+Each part is played once a node (a lock in the run folder, shared with the child, so that neither
+a dead supervisor nor a dead child alone frees it). A supervisor that comes second waits: workers
+which torchrun restarts bring theirs while the old one is still about to leave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from failslow.capture.ring import process_start_ticks
+from failslow.runtime.folder import RunFolder
+from failslow.runtime.rendezvous import node_name
+
+__all__ = ["main", "worker_lives"]
+
+_LOOK_S = 0.5
+_QUICK_S = 5.0
+_BACKOFF_S, _MAX_BACKOFF_S = 0.25, 30.0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The agent or the controller."""
+
+    name: str
+    lock_name: str
+    lock: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    failures: int = 0
+    retry_s: float = 0.0
+    done: bool = False
+
+    def start(self, arguments: list[str], now_s: float) -> None:
+        assert self.lock is not None
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"failslow.runtime.{self.name}", *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[self.lock],
+        )
+        self.started_s = now_s
+
+    def look(self, now_s: float) -> None:
+        """Note whether the process ended, and how."""
+        if self.process is None or self.process.poll() is None:
+            return
+        code, self.process = self.process.returncode, None
+        self.done = code == 0
+        if not self.done:
+            self.failures = self.failures + 1 if now_s - self.started_s < _QUICK_S else 0
+            wait_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**self.failures)
+            self.retry_s = now_s + wait_s
+            _say(f"{self.name} ended with {code}; it is started again in {wait_s:g} s")
+
+    def release(self) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until all parts are played; the exit code."""
+    parser = argparse.ArgumentParser(prog="failslow.runtime.supervise")
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--launch", required=True)
+    parser.add_argument("--controller", action="store_true")
+    options = parser.parse_args(argv)
+    _step_back()
+    environ = os.environ
+    folder = RunFolder(environ["FAILSLOW_JOB"], environ)
+    parts = [_Part("agent", f"agent-{node_name(environ)}")]
+    if options.controller:
+        parts.insert(0, _Part("controller", "controller"))
+    arguments = ["--worker", options.worker, "--launch", options.launch]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
+    while any(not part.done for part in parts):
+        now_s, lives = time.monotonic(), worker_lives(options.worker)
+        for part in parts:
+            part.look(now_s)
+            if part.process is None and not part.done:
+                if not lives:
+                    part.done = True  # nothing to watch, or somebody else does
+                elif part.lock is None:
+                    part.lock = folder.lock(part.lock_name)
+                if part.lock is not None and not part.done and now_s >= part.retry_s:
+                    part.start(arguments, now_s)
+            if part.done:
+                part.release()
+        # a child's end wakes it at once
+        caught = signal.sigtimedwait([signal.SIGTERM, signal.SIGCHLD], _LOOK_S)
+        if caught is not None and caught.si_signo == signal.SIGTERM:
+            for part in parts:
+                if part.process is not None:
+                    part.process.terminate()
+            break
+    folder.tidy()
+    return 0
+
+
+def worker_lives(identity: str) -> bool:
+    """Whether the process PID-TICKS is there."""
+    pid, _, ticks = identity.partition("-")
+    return process_start_ticks(int(pid)) == int(ticks)
+
+
+def _step_back() -> None:
+    """Take as little from the trainer as can be: priority, and not its cores alone."""
+    os.nice(19)
+    with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _say(text: str) -> None:
+    print(f"failslow supervisor: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Messages between agents and controller: pipeline events <-> JSON.
+
+In: `AgentBeat`s and `WorkerSamples`. Out: bytes for `Endpoint.publish`, and back:
+
+    {"beat":{"node":"gpu-17","session":81,"workers":[{"rank":3,"worker":"41822-991",…}]}}
+    {"samples":{"node":"gpu-17","session":81,"rank":3,"worker":"41822-991","counted":true,
+     "told":false,"rows":[[812,0.0601,1745735301.2,1,66560.0,0.0512,2,0,0],…]}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from failslow.pipeline import AgentBeat, WorkerSamples, WorkerState
+from failslow.records import StepSample
+
+__all__ = ["AGENTS", "NEWS", "decode", "encode_beat", "encode_samples"]
+
+AGENTS = "agents"
+"""Topic on which agents report."""
+NEWS = "news"
+"""Topic on which the controller repeats what it journals of the job's state."""
+_ROWS = 1000
+"""Samples in a message: about 100 bytes each, well under the transport's limit."""
+
+
+def encode_beat(beat: AgentBeat) -> bytes:
+    """One message."""
+    return _dump({"beat": asdict(beat)})
+
+
+def encode_samples(event: WorkerSamples) -> Iterator[bytes]:
+    """Messages of at most a thousand samples each."""
+    head = {
+        "node": event.node,
+        "session": event.session,
+        "rank": event.rank,
+        "worker": event.worker,
+        "counted": event.counted,
+        "told": event.told,
+    }
+    rows = [
+        (
+            s.step,
+            s.duration_s,
+            s.end_s,
+            s.iterations,
+            s.work,
+            s.compute_s,
+            s.calls,
+            s.foreign_calls,
+            s.run,
+        )
+        for s in event.samples
+    ]
+    for begin in range(0, len(rows), _ROWS):
+        yield _dump({"samples": {**head, "rows": rows[begin : begin + _ROWS]}})
+
+
+def decode(payload: bytes) -> AgentBeat | WorkerSamples | None:
+    """The event; None when it is none that this version understands."""
+    try:
+        message = json.loads(payload)
+        if "beat" in message:
+            beat = message["beat"]
+            workers = tuple(WorkerState(**state) for state in beat.pop("workers"))
+            return AgentBeat(**beat, workers=workers)
+        event = message["samples"]
+        samples = tuple(_sample(row) for row in event.pop("rows"))
+        return WorkerSamples(**event, samples=samples)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _sample(row: list[Any]) -> StepSample:
+    step, duration_s, end_s, iterations, work, compute_s, calls, foreign_calls, run = row
+    if not (0 < duration_s < math.inf and iterations >= 1 and math.isfinite(end_s)):
+        raise ValueError(f"no sample: {row}")
+    return StepSample(
+        step=step,
+        duration_s=duration_s,
+        end_s=end_s,
+        iterations=iterations,
+        work=work,
+        compute_s=compute_s,
+        calls=calls,
+        foreign_calls=foreign_calls,
+        run=run,
+    )
+
+
+def _dump(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
