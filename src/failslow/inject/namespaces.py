@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from failslow.errors import InjectError
+from failslow.inject.processes import ancestors
 
 __all__ = [
     "Place",
@@ -199,11 +200,16 @@ def namespace_path(name: str) -> str | None:
 def is_host_network(namespace: str | None) -> bool:
     """Whether this is the network of process 1: the machine's own, or a whole container's.
 
-    Where the kernel will not tell, it is.
+    Where the kernel does not show that one, the network of our topmost ancestor stands for it.
     """
+    asked = _inode(namespace or "/proc/self/ns/net")
+    line = [*reversed(ancestors(os.getpid())), os.getpid()]
+    shown = (inode for pid in line if (inode := _inode(f"/proc/{pid}/ns/net")) is not None)
+    return asked is None or asked == next(shown, asked)
+
+
+def _inode(path: str) -> int | None:
     try:
-        return Path(namespace or "/proc/self/ns/net").stat().st_ino == (
-            Path("/proc/1/ns/net").stat().st_ino
-        )
+        return Path(path).stat().st_ino
     except OSError:
-        return True
+        return None

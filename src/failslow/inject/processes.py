@@ -1,4 +1,4 @@
-"""Processes as the kernel lists them: who they are, whose, since when, with which descendants.
+"""Processes as the kernel lists them: who they are, whose, since when, with whom.
 
 In: pids and /proc. Out: identities that a reused pid cannot forge, and refusals in one line.
 
@@ -22,8 +22,8 @@ __all__ = [
     "ancestors",
     "boot_id",
     "cpu_time_s",
-    "descendants",
     "end_process",
+    "family",
     "holds_terminal",
     "identify",
     "is_alive",
@@ -86,19 +86,24 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> set[int]:
-    """Children of `pid`, their children, and so on."""
+def family(pid: int) -> set[int]:
+    """`pid` and those of its descendants that are in its session.
+
+    Data loaders are; a monitor that a worker started for its node, in a session of its own, is not.
+    """
     children: dict[int, list[int]] = {}
+    sessions: dict[int, str] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
             children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
+            sessions[int(entry.name)] = fields[_SESSION]
     found: set[int] = set()
-    pending = list(children.get(pid, ()))
+    pending = [pid]
     while pending:
-        child = pending.pop()
-        if child not in found:
-            found.add(child)
-            pending.extend(children.get(child, ()))
+        member = pending.pop()
+        if member not in found and sessions.get(member) == sessions.get(pid):
+            found.add(member)
+            pending.extend(children.get(member, ()))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from failslow.errors import InjectError
 from failslow.inject.cgroups import CpuGroup, cpu_group
 from failslow.inject.fault import Guarding
-from failslow.inject.processes import descendants, holds_terminal, identify, refuse_process
+from failslow.inject.processes import family, holds_terminal, identify, refuse_process
 from failslow.inject.steps import DissolveGroup, RestoreFile, Resume
 
 __all__ = ["METHODS", "Throttle"]
@@ -31,8 +31,8 @@ class Throttle:
     """Leave process `pid` the fraction `to` of its speed.
 
     `to` counts for each of the `threads` it computes with: together they get `to * threads`
-    seconds of CPU time a second. The quota also covers its descendants in the same control group;
-    signals stop the process alone.
+    seconds of CPU time a second. The quota also covers its descendants of the same session and
+    control group (data loaders); signals stop the process alone.
     """
 
     kind: ClassVar[str] = "throttle"
@@ -97,7 +97,7 @@ class Throttle:
                 f"its control group already allows only {tightest:.2f} cores, no more than "
                 f"{cores:.2f}"
             )
-        tree = {self.pid} | descendants(self.pid)
+        tree = family(self.pid)
         members = group.members()
         if group.path != group.root and members <= tree:
             limited = group
@@ -110,7 +110,7 @@ class Throttle:
         if limited is not group:
             limited.move_in(tree & members)
             # forked while the others moved
-            limited.move_in(({self.pid} | descendants(self.pid)) & group.members())
+            limited.move_in(family(self.pid) & group.members())
         return f"cpu quota of {cores:.2f} cores in {limited.path}"
 
     def _own_group(self, guard: Guarding, group: CpuGroup) -> CpuGroup:
