@@ -22,8 +22,8 @@ __all__ = ["known_variables", "settings_checks"]
 _TORCH_MIN = (2, 5)
 _ENTRY = "failslow.capture.autoload:autoload"
 _VARIABLES = (
-    "FAILSLOW_AGENT",
     "FAILSLOW",
+    "FAILSLOW_AGENT",
     "FAILSLOW_CAPTURE_FOLDER",
     "FAILSLOW_CAPTURE_MODE",
     "FAILSLOW_CAPTURE_RECORDS",
@@ -33,8 +33,10 @@ _VARIABLES = (
     "FAILSLOW_INJECT_FOLDER",
     "FAILSLOW_JOB",
     "FAILSLOW_LAUNCHED",
+    "FAILSLOW_LAUNCHED",
     "FAILSLOW_METRICS_PORT",
     "FAILSLOW_MODE",
+    "FAILSLOW_NODE",
     "FAILSLOW_NODE",
     "FAILSLOW_TOKEN",
     "FAILSLOW_TRANSPORT",
