@@ -6,10 +6,29 @@ The command line (`failslow --help`) is the main surface. From Python:
 >>> series = failslow.read_log("train.log")          # doctest: +SKIP
 >>> failslow.analyze(series).episodes                # doctest: +SKIP
 (Episode(start_step=13800, ..., slowdown=1.19),)
+
+Nothing heavy is imported before it is used: this package is loaded into every training process.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from failslow.errors import FailslowError
 
-__all__ = ["FailslowError", "__version__"]
+if TYPE_CHECKING:
+    from failslow.detect import analyze
+    from failslow.ingest import read_log
+
+__all__ = ["FailslowError", "__version__", "analyze", "read_log"]
 
 __version__ = "0.1.0"
+
+_HOMES = {"analyze": "failslow.detect", "read_log": "failslow.ingest"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'failslow' has no attribute {name!r}")

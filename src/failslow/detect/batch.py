@@ -149,6 +149,8 @@ class _Summary:
 
     def _close(self, last: _Draft, event: DetectEvent) -> bool:
         assert last.end is not None
+        if self.series.planned_ramp and last.gradual != event.gradual:
+            return False  # the fault ended; what follows is the plan
         if (self.series.run[last.end : event.first_index + 1] != self.series.run[last.first]).any():
             return False
         healthy_s = math.exp(last.base_log_s)
