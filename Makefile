@@ -4,24 +4,31 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+# torch first and by name: another package asking for just "torch" would bring a CUDA build.
+$(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 demo: $(VENV)/.ready  ## find the fail-slows in the sample logs and write the picture
 	$(BIN)/failslow analyze examples/logs --html failslow-demo.html
 
-test: $(VENV)/.ready  ## lint, types, tests: what CI runs
-	PATH="$(abspath $(BIN)):$$PATH" scripts/check
+test: check  ## lint, types, tests: what CI runs
+	scripts/install-test-tools
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/.ready  ## the long tests only
+test-slow: $(VENV)/.ready-dev  ## the long tests only
+	scripts/install-test-tools
 	$(BIN)/python -m pytest -m slow
 
-check: $(VENV)/.ready
+check: $(VENV)/.ready-dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
 clean:
