@@ -28,6 +28,8 @@ __all__ = [
     "EpisodeKind",
     "JobAnalysis",
     "Level",
+    "OperationTrace",
+    "ParallelLayout",
     "Run",
     "StepSample",
     "StepSeries",
@@ -256,3 +258,48 @@ class JobAnalysis:
     def fail_slows(self) -> tuple[Episode, ...]:
         """The episodes that are faults, workload changes left out."""
         return tuple(e for e in self.episodes if e.kind == "fail_slow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """How a job's workers are arranged: data parallel × pipeline stages × tensor parallel."""
+
+    dp: int
+    pp: int
+    tp: int = 1
+    vpp: int = 1
+    """Model chunks (virtual stages) on each pipeline stage."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperationTrace:
+    """What the traced workers did in the traced steps: columns of equal length n, a row an
+    operation. Unknown sequence, chunk and micro-batch numbers are -1."""
+
+    source: str
+    layout: ParallelLayout
+    kinds: tuple[str, ...]
+    """Names `kind` indexes: "forward-compute", "grads-reduce-scatter" ..."""
+    step: NDArray[np.int64]
+    dp: NDArray[np.int32]
+    """Data-parallel rank."""
+    stage: NDArray[np.int32]
+    """Pipeline stage."""
+    rank: NDArray[np.int32]
+    """Global rank of the worker."""
+    kind: NDArray[np.int16]
+    start_s: NDArray[np.float64]
+    """When the worker entered the operation; for communication that includes waiting for peers.
+    Counted from anything that is common to the workers of a step."""
+    duration_s: NDArray[np.float64]
+    seq: NDArray[np.int32]
+    """Ordinal among the worker's operations of this kind in this step."""
+    chunk: NDArray[np.int32]
+    """Model chunk on the stage (`mc`)."""
+    microbatch: NDArray[np.int32]
+    global_chunk: NDArray[np.int32]
+    """Model chunk in the model (`gmc`): chunk · pp + stage."""
+
+    def __len__(self) -> int:
+        return len(self.step)
