@@ -1,0 +1,165 @@
+"""`failslow run`: start a job watched. The command replaces this process.
+
+$ failslow run -- torchrun --nproc-per-node 4 train.py
+failslow: watching; the journal will be failslow-runs/train-20260301-142507/journal.jsonl
+
+Because the command runs in this very process, signals, the terminal and the exit code are its own:
+there is nobody in between who could get them wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from failslow.cli.output import note, report_error
+from failslow.errors import ConfigError
+
+__all__ = ["EXAMPLES", "run"]
+
+EXAMPLES = """\
+[bold]Examples[/bold]
+
+failslow run -- torchrun --nproc-per-node 4 train.py
+
+failslow run --job pretrain7 -- srun python train.py
+
+failslow run --transport redis://10.0.0.5:6379 -- torchrun --nnodes 16 --nproc-per-node 8 train.py
+
+FAILSLOW_METRICS_PORT=9464 failslow run -- torchrun --nproc-per-node 8 train.py
+"""
+_SCHEMES = ("tcpstore", "redis", "rediss", "unix")
+_MODES = ("observe", "advise", "auto")
+_NOT_FOUND, _NOT_RUNNABLE = 127, 126  # what a shell answers
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="CMD", help="The command of the job and its arguments."),
+    ],
+    *,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="NAME",
+            help="Name of the job, the same on all its nodes; from the launcher if left out.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="FOLDER",
+            help="Where the journal goes; failslow-runs/NAME if left out.",
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", metavar="|".join(_MODES), help="observe if left out."),
+    ] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="URL",
+            help="tcpstore://HOST:PORT or redis://HOST:PORT; from MASTER_ADDR if left out.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="TOML file of settings."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not say where the journal is.")
+    ] = False,
+) -> None:
+    """Run a training job watched: CMD gets the environment that brings failslow up in its workers.
+
+    Workers are what a launcher gives a RANK, as torchrun does; plain python runs as ever.
+
+    Several nodes need one token. It is kept beside the journals: where that folder is not shared,
+    set FAILSLOW_TOKEN. Exit code: that of CMD; 127 when there is no such command.
+    """
+    given = {
+        "FAILSLOW_JOB": job,
+        "FAILSLOW_DIR": None if folder is None else str(folder),
+        "FAILSLOW_MODE": _one_of("mode", mode, _MODES),
+        "FAILSLOW_TRANSPORT": _address(transport),
+        "FAILSLOW_CONFIG": None if config is None else str(_file(config)),
+    }
+    environ = {**os.environ, "FAILSLOW": "1"}
+    environ |= {name: value for name, value in given.items() if value is not None}
+    shared = Path(environ["FAILSLOW_DIR"]) if environ.get("FAILSLOW_DIR") else Path("failslow-runs")
+    if not environ.get("FAILSLOW_DIR"):
+        environ["FAILSLOW_DIR"] = str(shared / _run_name(command, environ))
+    environ["FAILSLOW_DIR"] = str(Path(environ["FAILSLOW_DIR"]).absolute())
+    _share_token(environ, shared)
+    if not quiet:
+        journal = os.path.relpath(Path(environ["FAILSLOW_DIR"]) / "journal.jsonl")
+        note(f"watching; the journal will be {journal}")
+    _become(command, environ)
+
+
+def _run_name(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The job's name, else the script's with the scheduler's number, else with the time."""
+    if environ.get("FAILSLOW_JOB"):
+        return environ["FAILSLOW_JOB"].replace("/", "_")
+    scripts = [part for part in command if part.endswith(".py")]
+    name = Path(scripts[0]).stem if scripts else Path(command[0]).name
+    number = environ.get("SLURM_JOB_ID") or time.strftime("%Y%m%d-%H%M%S")
+    return f"{name}-{number}"
+
+
+def _share_token(environ: dict[str, str], folder: Path) -> None:
+    """One token for all nodes that share the folder; where it cannot be kept, none."""
+    from failslow.runtime.security import load_token
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        environ["FAILSLOW_TOKEN"] = load_token(environ, folder / ".token")
+    except (OSError, ConfigError) as error:
+        if environ.get("FAILSLOW_TOKEN"):
+            raise ConfigError(str(error)) from None
+        note(f"no token for several nodes: {error}")
+
+
+def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the command."""
+    # Python ignores these, and what is ignored stays so in the command
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), dict(environ))
+    except OSError as error:
+        report_error(f"{command[0]}: cannot be run: {error.strerror or error}")
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        raise typer.Exit(_NOT_FOUND if missing else _NOT_RUNNABLE) from None
+
+
+def _one_of(name: str, value: str | None, allowed: Sequence[str]) -> str | None:
+    if value is not None and value not in allowed:
+        raise ConfigError(f"--{name} {value!r} is none of {', '.join(allowed)}; use one of them")
+    return value
+
+
+def _address(url: str | None) -> str | None:
+    if url is not None and url.partition("://")[0] not in _SCHEMES:
+        raise ConfigError(
+            f"--transport {url!r} has no known scheme; write tcpstore://HOST:PORT or "
+            "redis://HOST:PORT"
+        )
+    return url
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"--config {path}: no such file; name a TOML file or leave it out")
+    return path.absolute()
