@@ -9,6 +9,7 @@ FailslowError                  base: the message is one line for a user: what, w
 │   └── MissingDependencyError the format needs an optional library
 ├── JournalError               a journal cannot be read or written
 ├── OutputError                a report cannot be written
+├── PlanError                  what is asked of a planner cannot be
 └── TransportError             a message bus cannot be used as asked
     └── MessageTooLargeError   a message is over the size limit
 """
@@ -25,6 +26,7 @@ __all__ = [
     "MessageTooLargeError",
     "MissingDependencyError",
     "OutputError",
+    "PlanError",
     "TransportError",
     "UnknownFormatError",
 ]
@@ -64,6 +66,10 @@ class JournalError(FailslowError):
 
 class OutputError(FailslowError):
     """A report cannot be written."""
+
+
+class PlanError(FailslowError):
+    """What is asked of a planner cannot be: infeasible bounds, impossible costs."""
 
 
 class TransportError(FailslowError):
