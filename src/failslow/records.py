@@ -1,7 +1,8 @@
 """The frozen records the stages exchange. Units are in the names; seconds everywhere.
 
 Ingest, capture and the simulator make `StepSample`s, or many at once as the columns of a
-`StepSeries`; detect turns them into `Episode`s; an analysis of one job is a `JobAnalysis`.
+`StepSeries`; detect turns them into `Episode`s; an analysis of one job is a `JobAnalysis`. The
+records from a verdict to its outcome are in `steering`.
 
     StepSample(step=120, duration_s=0.571, end_s=68.5, iterations=10, work=524288.0)
     CALL_COLUMNS  the columns of a live call stream that capture fills and track reads
@@ -16,6 +17,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from failslow.steering import (
+    Decision,
+    Finding,
+    JobFacts,
+    LevelOption,
+    Measurement,
+    Outcome,
+    Plan,
+    Rung,
+    SteerMode,
+    Verdict,
+)
+
 __all__ = [
     "CALL_COLUMNS",
     "KIND_CALL",
@@ -24,15 +38,25 @@ __all__ = [
     "KIND_WAIT",
     "CollectiveCall",
     "Culprit",
+    "Decision",
     "Episode",
     "EpisodeKind",
+    "Finding",
     "JobAnalysis",
+    "JobFacts",
     "Level",
+    "LevelOption",
+    "Measurement",
     "OperationTrace",
+    "Outcome",
     "ParallelLayout",
+    "Plan",
     "Run",
+    "Rung",
+    "SteerMode",
     "StepSample",
     "StepSeries",
+    "Verdict",
 ]
 
 EpisodeKind = Literal["fail_slow", "workload_change"]
