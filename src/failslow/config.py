@@ -19,13 +19,21 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from failslow.errors import ConfigError
+from failslow.steering import SteerMode
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["DetectConfig", "RuntimeConfig", "StageConfig", "TrackConfig", "load_config"]
+__all__ = [
+    "DecideConfig",
+    "DetectConfig",
+    "RuntimeConfig",
+    "StageConfig",
+    "TrackConfig",
+    "load_config",
+]
 
 
 class StageConfig(BaseModel):
@@ -87,6 +95,48 @@ class RuntimeConfig(StageConfig):
     """...and of all workers together so many a second."""
     update_s: float = Field(10.0, gt=0.0)
     """An ongoing episode's lost time is written this often."""
+
+
+class DecideConfig(StageConfig):
+    """When what is done about a fail-slow; costs are estimates until measured ones replace them."""
+
+    mode: SteerMode = "observe"
+    """observe: nothing is decided · advise: plans are printed · auto: plans are carried out."""
+    redistribute_cost_s: float = Field(1.0, ge=0.0)
+    """Seconds it costs to go to S2..."""
+    topology_cost_s: float = Field(15.0, ge=0.0)
+    """...to S3, pause and slow first iteration included..."""
+    restart_cost_s: float = Field(600.0, ge=0.0)
+    """...and to S4: checkpoint, restart, and the iterations done again."""
+    min_gain: float = Field(0.05, gt=0.0, lt=1.0)
+    """A plan must make iterations faster by this share, or the one in force stays."""
+    min_slowdown: float = Field(1.10, gt=1.0, le=10.0)
+    """A culprit is slow (again) from this many times its healthy time..."""
+    relief_slowdown: float = Field(1.05, gt=1.0, le=10.0)
+    """...and has recovered once it has stayed within this factor of it..."""
+    relief_hold_s: float = Field(30.0, ge=0.0)
+    """...for so long; twice as long each time it came back soon after."""
+    memory_s: float = Field(1800.0, ge=0.0)
+    """What was lost and learned is kept for so long after relief: a flapping fault is one fault."""
+    allow_restart: bool = False
+    """S4 may be decided; without it, it is not even advice."""
+    confirmations: int = Field(2, ge=1)
+    """Verdicts that must name the same culprit before S4."""
+    max_evictions: int = Field(1, ge=0)
+    """Hosts a job may lose to S4 altogether."""
+    max_failures: int = Field(2, ge=1)
+    """A level is given up for the culprits of the time after so many failures."""
+    trust: float = Field(1.0, gt=0.0, le=1.0)
+    """How far the history of durations may move the thresholds: by up to 1 / trust; 1 = not."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> DecideConfig:
+        if self.relief_slowdown > self.min_slowdown:
+            raise ValueError(
+                f"relief_slowdown ({self.relief_slowdown}) must not exceed min_slowdown "
+                f"({self.min_slowdown}); lower relief_slowdown or raise min_slowdown"
+            )
+        return self
 
 
 C = TypeVar("C", bound=StageConfig)
