@@ -24,6 +24,7 @@ __all__ = ["HealthBook", "Trouble", "rank_list"]
 
 _QUIET_AGAIN_S = 30.0
 _COVERAGE_S = 60.0
+_OUTAGE_S = 1.0
 
 
 class Trouble(NamedTuple):
@@ -59,6 +60,7 @@ class HealthBook:
         self._counts: dict[Trouble, tuple[int, float]] = {}
         self._began_s: float | None = None
         self._world = 0
+        self._outage_s = 0.0
 
     @property
     def troubles(self) -> list[Trouble]:
@@ -121,6 +123,10 @@ class HealthBook:
 
     def bus(self, event: BusReport, now_s: float) -> list[Instruction]:
         """Counts of the controller's end of the bus."""
+        if event.outage_s < self._outage_s:  # it is back: agents need a moment to be heard
+            for agent in self.agents.values():
+                agent.seen_s = now_s
+        self._outage_s = event.outage_s
         text = ""
         if event.outage_s > self._blind_after_s:
             since = _clock(now_s - event.outage_s)
@@ -150,7 +156,7 @@ class HealthBook:
         advanced_s: when the job's last iteration was complete, on the clock of `now_s`.
         """
         out: list[Instruction] = []
-        if Trouble("bus") in self._bad:
+        if self._outage_s > _OUTAGE_S:
             return out  # that agents are not heard says nothing of them
         for node, agent in self.agents.items():
             silent_s = now_s - agent.seen_s

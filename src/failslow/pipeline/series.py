@@ -15,6 +15,7 @@ the last one known of that worker, by its own clock, which outlives the agent an
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,9 @@ __all__ = ["JobSeries", "JobStep", "Worker"]
 _RECENT = 16
 _HEALTHY = 64
 _KEPT = 4096
+_OPENED = 512
+_NEAR_STEPS = 3
+"""A worker's own count is believed if its clock agrees within so many steps."""
 _SETTLE_STEPS = 12
 """Workers of which each notices a change of the program within so many steps see one change."""
 
@@ -64,6 +68,8 @@ class Worker:
         self.position = -1
         """...and in the job's series."""
         self.end_t: float | None = None
+        self.skew_s: float | None = None
+        """By how much its clock is ahead of the job's, as of their last iteration together."""
         self.run = 0
         self.seen_s: float | None = None
         """When its last sample came, on the controller's clock."""
@@ -103,6 +109,8 @@ class JobSeries:
         self._waited: set[int] = set()
         self._open: dict[int, _Bucket] = {}
         self._order: list[int] = []
+        self._opened: dict[int, float] = {}
+        """When the first sample came of each of the last iterations given out."""
         self._closed = -1
         """Position of the last iteration given out."""
         self._starts: list[tuple[int, float]] = [(0, 0.0)]
@@ -149,7 +157,10 @@ class JobSeries:
         worker.session = event.session
         if fresh:
             worker.seen_s = now_s
-            if worker.position > self._closed:
+            # one that came too late is waited for again only if that takes no longer than the
+            # wait: else the job's iterations would come later and later
+            opened_s = self._opened.get(worker.position, -math.inf)
+            if worker.position > self._closed or now_s - opened_s < self.patience_s:
                 self._waited.add(worker.rank)
         return worker, fresh
 
@@ -170,6 +181,9 @@ class JobSeries:
                 self._waited.difference_update(missing)
             heappop(self._order)
             del self._open[position]
+            self._opened[position] = bucket.opened_s
+            if len(self._opened) > _OPENED:
+                del self._opened[next(iter(self._opened))]
             yield self._make(position, bucket)
 
     def step_of(self, worker: Worker) -> int:
@@ -205,33 +219,42 @@ class JobSeries:
         elif worker.session == event.session and sample.step == worker.index + 1:
             worker.position += 1
         else:
-            # the count jumped: what the worker's own clock says was missed
+            # the count jumped, or is that of another agent: by its own clock, what was missed?
             gap_s = sample.end_s - sample.duration_s * sample.iterations - worker.end_t
-            typical_s = worker.typical_s or sample.duration_s
-            worker.position += 1 + max(0, round(gap_s / typical_s))
+            missed = max(0, round(gap_s / (worker.typical_s or sample.duration_s)))
+            position = worker.position + 1 + missed
+            if missed and worker.skew_s is not None:
+                position = max(worker.position + 1, self._at_time(worker, sample))
+            if missed and event.counted and worker.starts < len(self._starts):
+                counted = self._starts[worker.starts][0] + sample.step
+                if abs(counted - position) <= max(_NEAR_STEPS, missed // 20):
+                    position = counted
+            worker.position = max(worker.position + 1, position)
         if event.told:
             self._shift = sample.step - worker.position
         worker.index, worker.end_t, worker.session = sample.step, sample.end_s, event.session
 
     def _first_position(self, worker: Worker, event: WorkerSamples, sample: StepSample) -> int:
         head = max((self._closed, *(w.position for w in self.workers.values())))
-        if event.counted:
-            if worker.position < 0:  # a newcomer: to which start does it belong?
-                known = [i for i, (_, t) in enumerate(self._starts) if t <= sample.end_s]
-                worker.starts = known[-1]
-            if worker.starts >= len(self._starts):
-                # a restart counts from 0 again: it goes on where the job was
-                worker.starts = len(self._starts)
-                self._starts.append((head + 1 - sample.step, sample.end_s - sample.duration_s))
-            return self._starts[worker.starts][0] + sample.step
-        if not self._times:
-            return max(head, 0)
-        # not known how many iterations went before: the one that ended nearest
-        place = bisect_left(self._times, (sample.end_s, 0))
+        if not event.counted:
+            return min(self._at_time(worker, sample), head + 1) if self._times else max(head, 0)
+        if worker.position < 0:  # a newcomer: to which start does it belong?
+            worker.starts = max(i for i, (_, t) in enumerate(self._starts) if t <= sample.end_s)
+        if worker.starts >= len(self._starts):
+            # a restart counts from 0 again: it goes on where the job was
+            worker.starts = len(self._starts)
+            self._starts.append((head + 1 - sample.step, sample.end_s - sample.duration_s))
+        return self._starts[worker.starts][0] + sample.step
+
+    def _at_time(self, worker: Worker, sample: StepSample) -> int:
+        """The position of the iteration that ended when the sample did."""
+        t = sample.end_s - (worker.skew_s or 0.0)
+        last_t, last = self._times[-1]
+        if t > last_t:
+            return last + max(0, round((t - last_t) / (worker.typical_s or sample.duration_s)))
+        place = bisect_left(self._times, (t, 0))
         near = [self._times[i] for i in (place - 1, place) if 0 <= i < len(self._times)]
-        end_t, position = min(near, key=lambda known: abs(known[0] - sample.end_s))
-        ahead = (sample.end_s - end_t) / (worker.typical_s or sample.duration_s)
-        return min(position + max(0, round(ahead)), head + 1)
+        return min(near, key=lambda known: abs(known[0] - t))[1]
 
     def _put(self, worker: Worker, sample: StepSample, changed: str, now_s: float) -> None:
         position = worker.position
@@ -274,6 +297,8 @@ class JobSeries:
         self._last_end_s = max(self._last_end_s, t - self._began_t)
         self._recent_s.append(duration_s)
         self._times.append((t, position))
+        for rank, sample in bucket.samples.items():
+            self.workers[rank].skew_s = sample.end_s - t
         job = StepSample(
             step=position + self._shift,
             duration_s=duration_s,
