@@ -26,6 +26,8 @@ _GRAM = 8
 """Calls in a row that must match to be back on track."""
 _REACH = 4096
 """Calls kept while astray: how far back a regained track is followed."""
+_PIECE = 64
+"""Calls looked at at once while astray: the track is mostly found again soon."""
 _SLIPS = 4
 """Bursts in a row that do not begin after a long gap: they are cut at the wrong place."""
 _PRIME = 0x100000001B3
@@ -89,8 +91,10 @@ class Follower:
         self._misses = self.astray = 0
 
     def feed(self, rows: Rows, keys: NDArray[np.uint64]) -> int:
-        """Take rows up to and with the one that regains the track, or up to the one that
-        leaves it; returns how many were taken. Crossings are added to `found`."""
+        """Take rows and add to `found`; returns how many were taken, perhaps not all.
+
+        It stops after the row that regains the track and before the one that leaves it.
+        """
         return self._search(rows, keys) if self._position is None else self._go(rows, keys)
 
     def _go(self, rows: Rows, keys: NDArray[np.uint64]) -> int:
@@ -133,6 +137,7 @@ class Follower:
         return None
 
     def _search(self, rows: Rows, keys: NDArray[np.uint64]) -> int:
+        rows, keys = rows[:_PIECE], keys[:_PIECE]
         known = np.isin(keys, self._alphabet).tolist()
         for index, (key, row) in enumerate(zip(keys.tolist(), crossings(rows), strict=True)):
             self._recent.append((key, row))

@@ -19,6 +19,8 @@ from failslow.track.units import OpKinds, Unit, find_unit
 
 __all__ = ["PeriodFollower"]
 
+_PIECE = 1 << 12
+"""Rows handed to the follower at once."""
 _FIRST_SEARCH = 9
 _PROBATION = 128
 """Repeats for which a unit may still prove to be a part of a longer one,"""
@@ -136,10 +138,10 @@ class PeriodFollower:
         return out
 
     def _room(self) -> int:
-        """Calls until something is due at a length of the buffer."""
+        """Calls to take at once: until something is due at a length of the buffer."""
         if self._buffer is None:
-            return 1 << 62
-        due = [self._next_search, self._capacity]
+            return _PIECE
+        due = [self._next_search, self._capacity, len(self._buffer) + _PIECE]
         if self._left_at is not None:
             due.append(self._next_tail_search)
         if self._probation_calls:
@@ -249,7 +251,7 @@ class PeriodFollower:
         self._left_at = None
         taken = 0
         while taken < len(rows):
-            taken += _step(follower, rows[taken:])[0]
+            taken += _step(follower, rows[taken : taken + _PIECE])[0]
         follower.found = [c for c in follower.found if c.start_ns > self._given_ns]
         if follower.found:
             follower.found[0] = follower.found[0]._replace(opens=True)

@@ -152,6 +152,9 @@ def find_unit(rows: Rows, ops: OpKinds, *, min_bytes: int = 0) -> Unit | None:
     min_bytes: what a reduction must weigh at least to be one of gradients, as seen before.
     """
     least = max(min_bytes, _weighty(rows, ops))
+    working = ops.reduces[rows["op"]] & (rows["size_bytes"] >= least)
+    if min_bytes and len(rows) < _MIN_GATHER_REPEATS and not working.any():
+        return None  # an evaluation; not worth the search
     for view in _views(rows, ops):
         stretch = _Stretch(rows[view.selects(rows)], view, ops, least, known=min_bytes > 0)
         unit, waits = stretch.find()
