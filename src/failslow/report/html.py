@@ -11,41 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from failslow.records import Episode, JobAnalysis
 from failslow.report import describe, units
 from failslow.report.files import write_atomically
+from failslow.report.frame import page_head, page_tail, page_tiles
 from failslow.report.picture import JobPicture
 from failslow.report.study import Study
 
 __all__ = ["write_html"]
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
-script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{css}</style>
-</head>
-<body>
-<header><h1>{title}</h1><span class="sub">{subtitle}</span>\
-<button class="theme" type="button">light / dark</button></header>
-<main>
-"""
-_TAIL = """</main>
-<footer>failslow {version}{when}. Drag to zoom, double-click to reset, hover for the numbers.\
-</footer>
-<script>{plotly}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 _EPISODE_HEAD = (
     '<div class="scroll"><table class="stack"><thead><tr><th>#</th><th>what</th><th>start</th>'
     '<th>length</th><th class="n">slowdown</th><th class="n">iteration</th>'
@@ -77,17 +54,9 @@ def _page(
     errors: Sequence[tuple[str, str]],
     made_at: str,
 ) -> Iterator[str]:
-    from plotly.offline import get_plotlyjs
-
-    import failslow
-
     analyses = [p.analysis for p in pictures]
-    yield _HEAD.format(
-        title=escape(title),
-        subtitle=escape(describe.headline(analyses)),
-        css=_asset("report.css"),
-    )
-    yield _tiles(_study_tiles(study) if study else _analysis_tiles(analyses))
+    yield page_head(title, describe.headline(analyses))
+    yield page_tiles(_study_tiles(study) if study else _analysis_tiles(analyses))
     yield _summary(analyses)
     for source, message in errors:
         text = message if source in message else f"{source}: {message}"
@@ -95,24 +64,7 @@ def _page(
     yield '<noscript><p class="card">The charts need JavaScript; the tables do not.</p></noscript>'
     for number, picture in enumerate(pictures, start=1):
         yield from _job(number, picture)
-    yield _TAIL.format(
-        version=failslow.__version__,
-        when=f", {escape(made_at)}" if made_at else "",
-        plotly=get_plotlyjs(),
-        script=_asset("report.js"),
-    )
-
-
-def _asset(name: str) -> str:
-    return (files("failslow.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _tiles(tiles: Sequence[tuple[str, str, str]]) -> str:
-    cells = (
-        f'<div class="tile {mood}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
-        for value, label, mood in tiles
-    )
-    return f'<div class="tiles">{"".join(cells)}</div>\n'
+    yield page_tail("report.js", made_at=made_at)
 
 
 def _analysis_tiles(analyses: Sequence[JobAnalysis]) -> list[tuple[str, str, str]]:
