@@ -217,24 +217,22 @@ def _run(injection: Injection, *, json: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     begin_s = time.monotonic()
-    reason = "Ctrl-C"
     interrupted = False
     try:
         with injection:
             begin_s = time.monotonic()
             _applied(injection, json=json)
-            try:
-                _hold(injection, begin_s)
-            except KeyboardInterrupt:
-                interrupted = True
+            _hold(injection, begin_s)
+    except KeyboardInterrupt:
+        if not injection.how:
+            raise
+        interrupted = True
     finally:
         if injection.how and injection.ended is not None:
-            after_s = time.monotonic() - begin_s
-            if injection.ended != "it was asked to":
-                reason = injection.ended
-            elif not interrupted:
-                reason = "a signal"
-            _undone(injection, after_s, reason, json=json)
+            reason = injection.ended
+            if reason == "it was asked to":  # by us, for what came to us
+                reason = "Ctrl-C" if interrupted else "a signal"
+            _undone(injection, time.monotonic() - begin_s, reason, json=json)
     if injection.ended in _LOST:
         raise InjectError(f"the fault ended too early: {injection.ended}")
     if interrupted and injection.for_s is not None:

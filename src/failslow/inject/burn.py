@@ -8,6 +8,7 @@ In: cores and a load. Out: one busy process a core, pinned to it, until undone.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,10 +82,9 @@ def parse_cores(text: str) -> tuple[int, ...]:
     (0, 2, 3, 4)
     """
     cores: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.strip().partition("-")
-            cores.extend(range(int(first), int(last or first) + 1))
-    except ValueError:
-        raise InjectError(f"cores {text!r} is no list of cores; write it as 0,1 or 0-3") from None
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if match is None:
+            raise InjectError(f"cores {text!r} is no list of cores; write it as 0,1 or 0-3")
+        cores.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(cores)

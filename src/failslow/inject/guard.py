@@ -106,7 +106,7 @@ class Guard:
         line = actor.stdout.readline().strip() if readable else ""
         if not line or line.startswith("failed:"):
             why = line.removeprefix("failed:").strip() or "it does not start"
-            raise InjectError(f"cannot {name} ({' '.join(rest)}): {why}")
+            raise InjectError(f"the {name} process ({' '.join(rest)}) cannot work: {why}")
         return line
 
     def undo(self) -> None:
