@@ -83,6 +83,8 @@ class RuntimeConfig(StageConfig):
 
     poll_s: float = Field(0.1, ge=0.01, le=1.0)
     """An agent reads its workers' rings this often."""
+    nice: int = Field(19, ge=-20, le=19)
+    """Priority of agents and controller; only root may ask for one above the trainer's."""
     wait_s: float = Field(2.0, gt=0.0)
     """A job's iteration waits this long for a worker that does not report it, at least."""
     blind_after_s: float = Field(10.0, gt=0.0)

@@ -24,8 +24,10 @@ from failslow.capture.ring import process_start_ticks
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import node_name
 
-__all__ = ["main", "worker_lives"]
+__all__ = ["NICE", "main", "worker_lives"]
 
+NICE = 19
+"""Priority of agent and controller unless FAILSLOW_RUNTIME_NICE says otherwise."""
 _LOOK_S = 0.5
 _QUICK_S = 5.0
 _BACKOFF_S, _MAX_BACKOFF_S = 0.25, 30.0
@@ -52,6 +54,8 @@ class _Part:
             pass_fds=[self.lock],
         )
         self.started_s = now_s
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, f"{self.process.pid}\n".encode(), 0)
 
     def look(self, now_s: float) -> None:
         """Note whether the process ended, and how."""
@@ -118,7 +122,9 @@ def worker_lives(identity: str) -> bool:
 
 def _step_back() -> None:
     """Take as little from the trainer as can be: priority, and not its cores alone."""
-    os.nice(19)
+    with contextlib.suppress(OSError, ValueError):  # the agent will say what is wrong with it
+        nice = int(os.environ.get("FAILSLOW_RUNTIME_NICE", str(NICE)))
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
     with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
