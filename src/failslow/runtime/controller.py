@@ -11,19 +11,22 @@ import argparse
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from failslow.config import DetectConfig, RuntimeConfig, load_config
 from failslow.errors import FailslowError, JournalError, TransportError
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
 from failslow.pipeline import BusReport, Instruction, Pipeline, Say, Tick
 from failslow.runtime.folder import RunFolder
-from failslow.runtime.rendezvous import Meeting, meeting
+from failslow.runtime.rendezvous import Meeting, is_loopback, meeting
 from failslow.runtime.supervise import worker_lives
 from failslow.runtime.transport import Endpoint, from_url
 from failslow.runtime.wire import AGENTS, NEWS, decode
@@ -177,6 +180,7 @@ def _open_bus(meet: Meeting, folder: RunFolder) -> tuple[_Server | None, str]:
     if meet.serve is None:
         assert meet.url is not None
         return None, meet.url
+    _refuse_taken(meet.serve)
     from failslow.runtime.transport.tcpstore import serve
 
     former = folder.read("address") if meet.url is None else None
@@ -195,6 +199,31 @@ def _open_bus(meet: Meeting, folder: RunFolder) -> tuple[_Server | None, str]:
                 f"{folder.path}: the address cannot be kept there: {error}; free space there"
             ) from None
     return server, server.url
+
+
+def _refuse_taken(url: str) -> None:
+    """Raise TransportError if nobody could listen there; sooner than torch, slow to import, would.
+
+    Whoever had the port may be about to leave: the supervisor tries again.
+    """
+    parts = urlsplit(url)
+    try:
+        address = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[4])
+    except (OSError, ValueError) as error:
+        raise TransportError(
+            f"{url}: cannot listen there: {getattr(error, 'strerror', None) or error}; set "
+            "FAILSLOW_TRANSPORT on all nodes to tcpstore://HOST:PORT with an address of rank 0's "
+            "machine and a free port"
+        ) from None
+    if ip_address(address[4][0]).is_loopback and not is_loopback(str(parts.hostname)):
+        raise TransportError(
+            f"{url}: {parts.hostname} is loopback on its own machine, where no other node can "
+            "connect; set MASTER_ADDR to its address, or FAILSLOW_TRANSPORT on all nodes to "
+            "tcpstore://ADDRESS:PORT"
+        )
 
 
 def read_tail(path: Path, max_bytes: int = _TAIL_BYTES) -> Iterator[JournalEntry]:

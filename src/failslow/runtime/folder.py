@@ -2,7 +2,7 @@
 
 In: the job's name. Out: `/dev/shm/failslow-<uid>-<job>.run/`, beside the rings, mode 0700, with
 
-    agent-<node>.lock, controller.lock   held (flock) by whoever plays that part
+    agent-<node>.lock, controller.lock   held (flock) by whoever plays that part; its pid
     address                              where the controller of a single node serves
     token                                the job token, when FAILSLOW_TOKEN is not set
 """

@@ -24,7 +24,15 @@ from ipaddress import ip_address
 
 from failslow.errors import ConfigError
 
-__all__ = ["Meeting", "derived_port", "is_single_node", "meeting", "node_name"]
+__all__ = [
+    "Meeting",
+    "derived_port",
+    "is_loopback",
+    "is_single_node",
+    "meeting",
+    "net_namespace",
+    "node_name",
+]
 
 _FIRST_PORT, _PORTS = 10_000, 22_000
 _LOOPBACK = "tcpstore://127.0.0.1:0"
