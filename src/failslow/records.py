@@ -327,3 +327,65 @@ class OperationTrace:
 
     def __len__(self) -> int:
         return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfCause:
+    """Something that makes the steps slower than they need be."""
+
+    what: Literal["worker", "stage imbalance", "data imbalance", "communication", "none"]
+    where: str
+    share: float
+    """Of the time over the ideal, what goes when this alone is put right; 0..1 and a little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfFix:
+    """What a change would bring."""
+
+    what: str
+    """"balance the stages", "replace the worker" ..."""
+    where: str
+    gain_pct: float
+    """Of the replayed step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WhatIf:
+    """What would have been: schema failslow.whatif/1, whose definitions are in design §4.
+
+    Slowdowns are mean step times over the ideal's: with all durations the trace's own, and, by
+    replica, stage and kind, with only theirs.
+    """
+
+    source: str
+    layout: ParallelLayout
+    steps: NDArray[np.int64]
+    measured_s: NDArray[np.float64]
+    replayed_s: NDArray[np.float64]
+    ideal_s: NDArray[np.float64]
+    """A number a step."""
+    dp_ranks: tuple[int, ...]
+    """The replicas traced, and..."""
+    dp_slowdown: NDArray[np.float64]
+    stages: tuple[int, ...]
+    stage_slowdown: NDArray[np.float64]
+    operation_slowdown: tuple[tuple[str, float], ...]
+    """(kind, slowdown), the slowest first."""
+    worker_slowdown: NDArray[np.float64]
+    """(replicas, stages): the smaller of the two slowdowns; NaN where nothing was traced."""
+    worker_rank: NDArray[np.int32]
+    """(replicas, stages): global ranks; -1 where nothing was traced."""
+    diagnosis: tuple[WhatIfCause, ...]
+    fixes: tuple[WhatIfFix, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def slowdown(self) -> float:
+        """Mean replayed over mean ideal step time."""
+        return float(self.replayed_s.mean() / self.ideal_s.mean())
+
+    @property
+    def launch_slowdown(self) -> float:
+        """Mean measured over mean replayed: gaps between operations, which no replay holds."""
+        return float(self.measured_s.mean() / self.replayed_s.mean())

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from failslow.cli import analyze, doctor, inject, study
+from failslow.cli import analyze, doctor, inject, study, whatif
 from failslow.cli.output import emit, lenient_streams, report_error
 from failslow.errors import FailslowError
 
@@ -85,6 +85,7 @@ app.command("analyze", epilog=analyze.EXAMPLES)(analyze.analyze)
 app.command("study", epilog=study.EXAMPLES)(study.study)
 app.add_typer(inject.commands, name="inject")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("whatif", epilog=whatif.EXAMPLES)(whatif.whatif)
 
 
 @app.command("version", epilog="Example: failslow version")
