@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from failslow.inject.cgroups import CpuGroup, cpu_group, limit_words
 from failslow.inject.guard import fault_from_json, fault_to_json
 from failslow.inject.ledger import Ledger, Record, ledger_folder
 from failslow.inject.processes import ProcessId, boot_id
+from failslow.inject.quota import limit_process
 from failslow.inject.shaping import Shape
 from failslow.inject.steps import (
     DissolveGroup,
@@ -97,12 +100,12 @@ def test_version_1_is_found_beside_version_2(tmp_path: Path) -> None:
     )
 
 
-def test_version_2_is_found_where_its_cpu_controller_is_on(tmp_path: Path) -> None:
+def test_version_2_is_found_where_it_has_the_cpu_controller(tmp_path: Path) -> None:
     mounts = f"41 31 0:38 / {tmp_path}/c rw - cgroup2 cgroup2 rw\n"
     proc = _machine(tmp_path, mounts=mounts, member="0::/user/job\n")
     assert cpu_group(7, proc=proc) is None
-    (tmp_path / "c/user/job").mkdir(parents=True)
-    (tmp_path / "c/user/job/cgroup.controllers").write_text("memory cpu\n")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/cgroup.controllers").write_text("memory cpu\n")
     assert cpu_group(7, proc=proc) == CpuGroup(tmp_path / "c/user/job", 2, tmp_path / "c")
 
 
@@ -112,6 +115,52 @@ def test_a_container_sees_its_part_of_the_tree(tmp_path: Path) -> None:
     assert cpu_group(7, proc=proc) == CpuGroup(Path("/c/cpu/job"), 1, Path("/c/cpu"))
     (proc / "7/cgroup").write_text("1:cpu:/docker/other\n")
     assert cpu_group(7, proc=proc) is None
+
+
+class _Promises:
+    """A guard that only remembers what it was promised."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def promise(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def lock(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def act(self, *arguments: str, namespace: str | None = None) -> str:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_in_version_2_the_controller_is_handed_down_and_members_stay_in_leaves(
+    tmp_path: Path, alone: bool
+) -> None:
+    # plain files stand for the kernel's: this machine may have only version 1
+    root, parent, leaf = tmp_path, tmp_path / "user", tmp_path / "user/job"
+    leaf.mkdir(parents=True)
+    (root / "cgroup.subtree_control").write_text("cpu memory\n")
+    (parent / "cgroup.subtree_control").write_text("memory\n")
+    me = os.getpid()
+    (leaf / "cgroup.procs").write_text(f"{me}\n" if alone else f"{me}\n1\n")
+    (leaf / "cpu.max").write_text("max 100000\n")
+    (leaf / "cpu.weight").write_text("100\n")
+    guard = _Promises()
+
+    path = limit_process(guard, CpuGroup(leaf, 2, root), me, cores=0.5, threads=1)
+
+    handed = RestoreFile(str(parent / "cgroup.subtree_control"), "-cpu")
+    assert (parent / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (path / "cpu.max").read_text() == "5000 10000"
+    if alone:
+        assert path == leaf
+        assert guard.steps == [handed, RestoreFile(str(leaf / "cpu.max"), "max 100000")]
+    else:
+        assert path == parent / f"failslow-{me}"
+        assert (path / "cgroup.procs").read_text() == str(me)
+        assert (path / "cpu.weight").read_text() == "100\n"
+        assert guard.steps == [handed, DissolveGroup(str(path), str(leaf))]
 
 
 def test_the_tightest_limit_up_the_tree_counts(tmp_path: Path) -> None:

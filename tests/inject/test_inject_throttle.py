@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -159,7 +161,7 @@ def test_a_limit_that_is_tighter_already_is_not_called_a_throttle(
     assert heavy_group.limit_cores() == 0.2
 
 
-def test_without_a_writable_group_signals_do_it(tmp_path: Path) -> None:
+def test_without_a_writable_group_signals_do_it() -> None:
     nobody = 65534
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
@@ -174,11 +176,16 @@ def test_without_a_writable_group_signals_do_it(tmp_path: Path) -> None:
             break
     else:
         pytest.skip("another user cannot read this checkout, or has no Python")
-    records = tmp_path / "records"
-    records.mkdir()
-    os.chown(records, nobody, nobody)
-    for folder in [tmp_path, *tmp_path.parents][:3]:
-        folder.chmod(0o755)
+    # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory() as records:
+        os.chown(records, nobody, nobody)
+        told = _throttle_as(nobody, python, source, records)
+
+    assert "stopped 70 % of the time by signals" in told
+
+
+def _throttle_as(user: int, python: str, source: Path, records: str) -> str:
+    """What a user without rights has to do, and what it says."""
     code = (
         "import subprocess, sys\n"
         "from failslow.inject import throttle\n"
@@ -191,9 +198,9 @@ def test_without_a_writable_group_signals_do_it(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [python, "-c", code],
-        user=nobody,
-        group=nobody,
-        env={"PYTHONPATH": str(source), "FAILSLOW_INJECT_FOLDER": str(records)},
+        user=user,
+        group=user,
+        env={"PYTHONPATH": str(source), "FAILSLOW_INJECT_FOLDER": records},
         capture_output=True,
         text=True,
         timeout=60,
@@ -201,7 +208,7 @@ def test_without_a_writable_group_signals_do_it(tmp_path: Path) -> None:
         cwd="/",
     )
 
-    assert "stopped 70 % of the time by signals" in done.stdout, done.stderr
+    return done.stdout + done.stderr
 
 
 def test_pid_1_ancestors_kernel_threads_and_strangers_are_refused() -> None:
@@ -239,3 +246,23 @@ def test_pid_1_ancestors_kernel_threads_and_strangers_are_refused() -> None:
 def test_values_out_of_range_are_refused(options: dict[str, object], told: str) -> None:
     with pytest.raises(InjectError, match=told):
         throttle(os.getpid(), **options).start()  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_what_holds_a_terminal_is_not_stopped_under_its_shell() -> None:
+    ours, theirs = pty.openpty()
+    code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    shell = subprocess.Popen(
+        ["setsid", "--ctty", "sh", "-c", '"$0" -I -S -c "$1"; true', sys.executable, code],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+    )
+    assert shell.stdout is not None
+    pid = int(shell.stdout.readline())
+    try:
+        with pytest.raises(InjectError, match=r"foreground of a terminal.*in the background"):
+            throttle(pid, to=0.5, method="signal").start()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        shell.communicate(timeout=20)
+        os.close(theirs)
+        os.close(ours)

@@ -113,7 +113,7 @@ def cpu_group(pid: int | str = "self", *, proc: Path = Path("/proc")) -> CpuGrou
         # a container sees only a part of the tree, and its members named from the tree's root
         if inside.is_relative_to(top) and ".." not in inside.parts:
             path = point / inside.relative_to(top)
-            if version == 1 or _has_cpu_v2(path):
+            if version == 1 or _has_cpu(point):
                 return CpuGroup(path, version, point)
     return None
 
@@ -138,9 +138,10 @@ def _membership(cgroup: list[str], version: int) -> PurePosixPath | None:
     return None
 
 
-def _has_cpu_v2(path: Path) -> bool:
+def _has_cpu(root: Path) -> bool:
+    """Whether a tree of version 2 has the controller at all; groups may have to ask for it."""
     with suppress(OSError):
-        return "cpu" in (path / "cgroup.controllers").read_text(encoding="ascii").split()
+        return "cpu" in (root / "cgroup.controllers").read_text(encoding="ascii").split()
     return False
 
 

@@ -7,23 +7,19 @@ In: a pid and the speed to leave it. Out: a process that computes at that speed,
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from failslow.errors import InjectError
-from failslow.inject.cgroups import CpuGroup, cpu_group
+from failslow.inject.cgroups import cpu_group
 from failslow.inject.fault import Guarding
-from failslow.inject.processes import family, holds_terminal, identify, refuse_process
-from failslow.inject.steps import DissolveGroup, RestoreFile, Resume
+from failslow.inject.processes import holds_terminal, identify, refuse_process
+from failslow.inject.quota import limit_process
+from failslow.inject.steps import Resume
 
 __all__ = ["METHODS", "Throttle"]
 
 METHODS = ("auto", "cgroup", "signal")
-_WEIGHT_OF_A_THREAD = 1024
-"""cpu.shares of one runnable thread that is in no group of its own."""
 
 
 @dataclass(frozen=True)
@@ -91,55 +87,5 @@ class Throttle:
         if group is None:
             raise InjectError("no cpu control group is to be seen here")
         cores = self.to * self.threads
-        tightest = group.tightest_limit_cores()
-        if tightest is not None and tightest <= cores:
-            raise InjectError(
-                f"its control group already allows only {tightest:.2f} cores, no more than "
-                f"{cores:.2f}"
-            )
-        tree = family(self.pid)
-        members = group.members()
-        if group.path != group.root and members <= tree:
-            limited = group
-            # undone last first: the quota before the period it is checked against
-            for file in group.limit_files():
-                guard.promise(RestoreFile(str(file), file.read_text(encoding="ascii").strip()))
-        else:
-            limited = self._own_group(guard, group)
-        limited.set_limit(cores)
-        if limited is not group:
-            limited.move_in(tree & members)
-            # forked while the others moved
-            limited.move_in(family(self.pid) & group.members())
-        return f"cpu quota of {cores:.2f} cores in {limited.path}"
-
-    def _own_group(self, guard: Guarding, group: CpuGroup) -> CpuGroup:
-        """A group for the process alone: below its own, or beside it where members must be leaves.
-
-        Version 2 allows members only in leaves, other than the root.
-        """
-        inside = group.version == 1 or group.path == group.root
-        parent = group.path if inside else group.path.parent
-        if not os.access(parent, os.W_OK):
-            raise InjectError(f"{parent} is not writable by this user")
-        if group.version == 2:
-            self._enable(guard, parent)
-        own = CpuGroup(parent / f"failslow-{self.pid}", group.version, group.root)
-        guard.promise(DissolveGroup(str(own.path), str(group.path)))
-        own.path.mkdir(exist_ok=True)
-        if group.version == 1:
-            own.weight_file().write_text(str(_WEIGHT_OF_A_THREAD * self.threads), encoding="ascii")
-        else:
-            with suppress(FileNotFoundError):  # the root has no weight
-                own.weight_file().write_text(
-                    group.weight_file().read_text(encoding="ascii"), encoding="ascii"
-                )
-        return own
-
-    @staticmethod
-    def _enable(guard: Guarding, parent: Path) -> None:
-        """Hand the cpu controller to the groups below `parent`, if they lack it."""
-        control = parent / "cgroup.subtree_control"
-        if "cpu" not in control.read_text(encoding="ascii").split():
-            guard.promise(RestoreFile(str(control), "-cpu"))
-            control.write_text("+cpu", encoding="ascii")
+        path = limit_process(guard, group, self.pid, cores=cores, threads=self.threads)
+        return f"cpu quota of {cores:.2f} cores in {path}"
