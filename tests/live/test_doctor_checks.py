@@ -48,6 +48,7 @@ def test_a_plain_environment_fails_nothing() -> None:
         ("variables", {"FAILSLOW_MODE": "automatic"}, "fail", "set FAILSLOW_MODE to one of them"),
         ("variables", {"FAILSLOW": "off"}, "warn", "export FAILSLOW=1"),
         ("variables", {"FAILSLOW": "1", "RANK": "0"}, "warn", "unset RANK"),
+        ("variables", {"FAILSLOW": "1", "FAILSLOW_AGENT": "0"}, "warn", "unset FAILSLOW_AGENT"),
         ("settings", {"FAILSLOW_DETECT_MIN_SLOWDOWN": "0.5"}, "fail", "correct it"),
         ("settings", {"FAILSLOW_CONFIG": "/nowhere/x.toml"}, "fail", "correct it"),
         ("ring folder", {"FAILSLOW_CAPTURE_RECORDS": "many"}, "fail", "unset FAILSLOW_CAPTURE_R"),

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from failslow.cli import analyze, doctor, inject, study, whatif
+from failslow.cli import analyze, doctor, inject, run, status, study, whatif
 from failslow.cli.output import emit, lenient_streams, report_error
 from failslow.errors import FailslowError
 
@@ -83,7 +83,11 @@ app = typer.Typer(
 )
 app.command("analyze", epilog=analyze.EXAMPLES)(analyze.analyze)
 app.command("study", epilog=study.EXAMPLES)(study.study)
+app.command("run", epilog=run.EXAMPLES, context_settings={"allow_interspersed_args": False})(
+    run.run
+)
 app.add_typer(inject.commands, name="inject")
+app.command("status", epilog=status.EXAMPLES)(status.status)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("whatif", epilog=whatif.EXAMPLES)(whatif.whatif)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -73,7 +74,7 @@ def doctor(
         from failslow.runtime.doctor.running import running_checks
 
         with _patience("looking at the job"):
-            checks += running_checks(job, os.environ)
+            checks += running_checks(job, os.environ, now_s=time.time())
     else:
         from failslow.runtime.doctor.machine import machine_checks
         from failslow.runtime.doctor.settings import settings_checks

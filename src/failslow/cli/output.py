@@ -34,18 +34,20 @@ def lenient_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def emit(text: str) -> None:
-    """Write to stdout; quietly stop when its reader has gone."""
+def emit(text: str) -> bool:
+    """Write to stdout; quietly stop, and return False, when its reader has gone."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
+        return True
     except BrokenPipeError:
         # the interpreter flushes once more at exit, which must not fail
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
 
 
-def emit_view(view: RenderableType) -> None:
+def emit_view(view: RenderableType) -> bool:
     """Render for the terminal, or plainly for a pipe, without trailing blanks."""
     from rich.console import Console
 
@@ -53,7 +55,7 @@ def emit_view(view: RenderableType) -> None:
     console = Console(highlight=False, width=None if wide else _PIPE_WIDTH)
     with console.capture() as captured:
         console.print(view, crop=False)
-    emit("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    return emit("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def report_error(message: str) -> None:

@@ -214,6 +214,8 @@ class Metrics:
     def _take_health(self, record: Mapping[str, Any]) -> None:
         self._job.seen = True
         self._take_healthy(record)
+        if record.get("event") in ("started", "resumed"):
+            self._bad.clear()  # another controller, which finds its own
         where = (record.get("node"), record.get("rank"))
         bad = self._bad.setdefault(str(record.get("what")), set())
         if record.get("ok", True):

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Check", "Status", "nodes_of", "read_text"]
+__all__ = ["OFF", "Check", "Status", "nodes_of", "read_text"]
 
 Status = Literal["pass", "warn", "fail", "info"]
+
+OFF = ("0", "false", "no", "off")
+"""What switches a variable off, besides nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from importlib import metadata, util
 import failslow
 from failslow import config
 from failslow.errors import FailslowError
-from failslow.runtime.doctor.base import Check, nodes_of
+from failslow.runtime.doctor.base import OFF, Check, nodes_of
 from failslow.runtime.security import load_token
 
 __all__ = ["known_variables", "settings_checks"]
@@ -42,7 +42,7 @@ _VARIABLES = (
     "FAILSLOW_TRANSPORT",
 )
 _CHOICES = {
-    "FAILSLOW_CAPTURE_MODE": ("dispatcher", "python"),
+    "FAILSLOW_CAPTURE_MODE": ("native", "dispatcher", "python"),
     "FAILSLOW_MODE": ("observe", "advise", "auto"),
 }
 
@@ -114,27 +114,48 @@ def _autoload(environ: Mapping[str, str]) -> Check:
 
 
 def _variables(environ: Mapping[str, str]) -> Check:
+    return (
+        _unknown_variable(environ)
+        or _bad_choice(environ)
+        or _switch(environ)
+        or Check("variables", "pass", "FAILSLOW is set: jobs started here are watched")
+    )
+
+
+def _unknown_variable(environ: Mapping[str, str]) -> Check | None:
     known = known_variables()
     for name in sorted(environ):
         if name.startswith("FAILSLOW_") and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             remedy = f"did you mean {near[0]}?" if near else f"unset {name}"
             return Check("variables", "warn", f"{name} is set, and nothing reads it", remedy)
+    return None
+
+
+def _bad_choice(environ: Mapping[str, str]) -> Check | None:
     for name, allowed in _CHOICES.items():
         if environ.get(name) and environ[name] not in allowed:
             found = f"{name}={environ[name]} is none of {', '.join(allowed)}"
             return Check("variables", "fail", found, f"set {name} to one of them, or unset it")
-    switch = environ.get("FAILSLOW", "").strip().lower()
-    if "FAILSLOW" in environ and switch in ("", "0", "false", "no", "off"):
+    return None
+
+
+def _switch(environ: Mapping[str, str]) -> Check | None:
+    """What makes FAILSLOW itself not do what one expects."""
+    if "FAILSLOW" not in environ:
+        found = "FAILSLOW is not set here: start jobs with FAILSLOW=1 or by failslow run"
+        return Check("variables", "info", found)
+    switch = environ["FAILSLOW"].strip().lower()
+    if not switch or switch in OFF:
         found = f"FAILSLOW={environ['FAILSLOW']}: jobs started here are not watched"
         return Check("variables", "warn", found, "export FAILSLOW=1")
-    if switch and environ.get("RANK") and "TORCHELASTIC_RUN_ID" not in environ:
+    if environ.get("FAILSLOW_AGENT", "").strip().lower() in OFF:
+        found = f"FAILSLOW_AGENT={environ['FAILSLOW_AGENT']}: no agent is started, nobody reads"
+        return Check("variables", "warn", found, "unset FAILSLOW_AGENT, unless you start agents")
+    if environ.get("RANK") and "TORCHELASTIC_RUN_ID" not in environ:
         found = f"RANK={environ['RANK']} is set here: every Python with torch counts as a worker"
         return Check("variables", "warn", found, "unset RANK, unless this is a worker's shell")
-    if switch:
-        return Check("variables", "pass", "FAILSLOW is set: jobs started here are watched")
-    found = "FAILSLOW is not set here: start jobs with FAILSLOW=1 or by failslow run"
-    return Check("variables", "info", found)
+    return None
 
 
 def _settings(environ: Mapping[str, str]) -> Check:

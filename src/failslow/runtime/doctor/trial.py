@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,18 +27,24 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import psutil
 
 from failslow.capture.layout import CALL
 from failslow.capture.reader import RingReader
 from failslow.capture.ring import find_rings
 from failslow.errors import CaptureError
-from failslow.runtime.doctor.base import Check
+from failslow.journal import read_journal
+from failslow.report.livejob import LiveState
+from failslow.runtime.doctor.base import OFF, Check, read_text
+from failslow.runtime.doctor.running import part_lives, run_folder
+from failslow.runtime.runs import JOURNAL
 
 __all__ = ["trial_checks"]
 
 _WORKERS = 2
-_CALLS_MIN = 8
-"""Calls a ring must show at least: one an iteration."""
+_AGENT_S = 10.0
+"""What agent and controller have to come up at least, whatever is left of the time."""
+_LEAVE_S = 15.0
 _FIRST = "mend what the checks above say first"
 _STAGES = {
     "": "starting Python and importing torch",
@@ -85,10 +92,11 @@ class _Process:
 
 
 def trial_checks(environ: Mapping[str, str], *, timeout_s: float = 60.0) -> list[Check]:
-    """Run the job and the bus; their checks: transport, capture, records."""
+    """Run the job and the bus; their checks: transport, capture, records, monitoring."""
     job = f"doctor-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="failslow-doctor-") as name, ExitStack() as stack:
         folder = Path(name)
+        stack.callback(_await_end, job, environ)  # once the workers are ended
         workers = [
             stack.enter_context(
                 _start(
@@ -109,18 +117,28 @@ def trial_checks(environ: Mapping[str, str], *, timeout_s: float = 60.0) -> list
         bus = stack.enter_context(
             _start(["failslow.runtime.doctor.roundtrip"], folder, bus_environ)
         )
-        _listen([*workers, bus], timeout_s)
-        return [
+        deadline_s = time.monotonic() + timeout_s
+        _listen([*workers, bus], deadline_s)
+        checks = [
             _transport(bus, url, timeout_s),
             _capture(workers, timeout_s),
             _records(job, environ, workers),
         ]
+        if checks[-1].status == "pass":
+            checks.append(_monitoring(job, folder / "run", environ, deadline_s))
+        return checks
 
 
 def _worker_environment(
     environ: Mapping[str, str], *, job: str, rank: int, folder: Path
 ) -> dict[str, str]:
-    cleared = ("FAILSLOW_METRICS_PORT", "FAILSLOW_TRANSPORT", "TORCHELASTIC_RUN_ID")
+    cleared = (
+        "FAILSLOW_LAUNCHED",
+        "FAILSLOW_METRICS_PORT",
+        "FAILSLOW_TRANSPORT",
+        "GROUP_WORLD_SIZE",
+        "TORCHELASTIC_RUN_ID",
+    )
     return {name: value for name, value in environ.items() if name not in cleared} | {
         "FAILSLOW": "1",
         "FAILSLOW_AGENT": "0",
@@ -170,9 +188,8 @@ def _end(popen: subprocess.Popen[bytes], grace_s: float) -> None:
     popen.stdout.close()
 
 
-def _listen(processes: list[_Process], timeout_s: float) -> None:
+def _listen(processes: list[_Process], deadline_s: float) -> None:
     """Hear them until each is done, has ended, or time is up."""
-    deadline_s = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         for process in processes:
             assert process.popen.stdout is not None
@@ -240,7 +257,7 @@ def _records(job: str, environ: Mapping[str, str], workers: list[_Process]) -> C
             calls[ring.rank] = int(np.count_nonzero(ring.read().records["kind"] == CALL))
             ring.close()
             folders.add(str(path.parent))
-    silent = [rank for rank in range(_WORKERS) if calls.get(rank, 0) < _CALLS_MIN]
+    silent = [rank for rank in range(_WORKERS) if not calls.get(rank)]
     if silent:
         ranks = " and ".join(map(str, silent))
         found = f"none came from rank {ranks}: {workers[silent[0]].last_words()}"
@@ -249,3 +266,55 @@ def _records(job: str, environ: Mapping[str, str], workers: list[_Process]) -> C
     return Check(
         "records", "pass", f"{_WORKERS} workers made {sum(calls.values())} calls, seen in {where}"
     )
+
+
+def _monitoring(job_name: str, run: Path, environ: Mapping[str, str], deadline_s: float) -> Check:
+    """Whether agent and controller come up and iterations reach the journal."""
+    if environ.get("FAILSLOW_AGENT", "").strip().lower() in OFF:
+        found = "FAILSLOW_AGENT is off: no agent was started"
+        return Check("monitoring", "info", found)
+    state = LiveState("doctor")
+    stop = threading.Event()
+    timer = threading.Timer(max(_AGENT_S, deadline_s - time.monotonic()), stop.set)
+    timer.start()
+    try:
+        for entry in read_journal(run / JOURNAL, follow=True, stop=stop, poll_s=0.1):
+            state.observe(entry)
+            job = state.look(entry.t)
+            if job.step is not None and len(job.workers) == _WORKERS:
+                found = f"agent and controller timed {job.iterations} iterations"
+                return Check("monitoring", "pass", found)
+            if stop.is_set():
+                break
+    finally:
+        timer.cancel()
+    folder = run_folder(job_name, environ)
+    locks = ("agent-*.lock", "controller.lock")
+    if folder is not None and all(any(map(part_lives, folder.glob(lock))) for lock in locks):
+        return Check(
+            "monitoring",
+            "warn",
+            "agent and controller run, but came too late to time an iteration: others have the "
+            "processor",
+            "leave them a little of a core, or lower FAILSLOW_RUNTIME_NICE; --timeout waits longer",
+        )
+    last = read_text(str(run / "runtime.log")).rpartition("\n")[2]
+    found = "no agent or no controller came up" + (f": {last}" if last else "")
+    return Check(
+        "monitoring", "fail", found, "raise --timeout on a busy machine; see that /bin/sh starts"
+    )
+
+
+def _await_end(job: str, environ: Mapping[str, str]) -> None:
+    """Until the agent and the controller, which end after the workers, have left."""
+    deadline_s = time.monotonic() + _LEAVE_S
+    while run_folder(job, environ) is not None:
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.05)
+    else:
+        return
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("FAILSLOW_JOB") == job:
+                process.kill()
