@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-_PIECE_S = 0.003
+_PIECE_S = 0.010
 
 
 def main() -> None:

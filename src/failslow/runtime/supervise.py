@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from failslow.capture.ring import process_start_ticks
 from failslow.runtime.folder import RunFolder
@@ -125,6 +126,9 @@ def _step_back() -> None:
     with contextlib.suppress(OSError, ValueError):  # the agent will say what is wrong with it
         nice = int(os.environ.get("FAILSLOW_RUNTIME_NICE", str(NICE)))
         os.setpriority(os.PRIO_PROCESS, 0, nice)
+        # where Linux shares the processor among sessions first, ours counts as much as a trainer's
+        # whatever the priority of its processes
+        Path("/proc/self/autogroup").write_text(str(nice))
     with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
