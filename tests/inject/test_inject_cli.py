@@ -11,6 +11,9 @@ from collections.abc import Callable
 import pytest
 from tests.inject.conftest import WAIT, Start
 from tests.testbed import TestBed
+from typer.testing import CliRunner
+
+from failslow.cli import app
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -111,18 +114,18 @@ def test_a_fault_that_is_killed_is_an_error(command: list[str]) -> None:
         (["flood", "--from", "lo", "--to", "203.0.113.7"], "use --protocol udp"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_1(run: Run, words: list[str], told: str) -> None:
+def test_mistakes_are_one_line_and_exit_code_1(words: list[str], told: str) -> None:
     if words[0] in ("link", "flood") and (reason := TestBed.available()):
         pytest.skip(reason)
-    done = run(*words)
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["inject", *words])
+    assert done.exit_code == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("failslow: ")
     assert told in done.stderr
 
 
-def test_help_lists_the_faults(run: Run) -> None:
-    done = run("--help")
+def test_help_lists_the_faults() -> None:
+    done = CliRunner().invoke(app, ["inject", "--help"])
     for name in ("throttle", "cpu", "link", "flood", "undo"):
         assert name in done.stdout

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.testbed import Node, TestBed
+from tests.testbed import Node, TestBed, until
 
 from failslow.errors import InjectError
 from failslow.inject import congest, find_place, parse_rate_bits
@@ -65,6 +65,19 @@ def _mbit(source: Node, sink: Node, *, size_bytes: int = 1_000_000) -> float:
     return float(done.stdout)
 
 
+def _assert_limited(source: Node, sink: Node, mbit: float) -> None:
+    """The rate is `mbit`; a busy machine may spoil two transfers, but speeds none up."""
+    rates = [_mbit(source, sink)]
+    while len(rates) < 3 and max(rates) < 0.7 * mbit:
+        rates.append(_mbit(source, sink))
+    assert 0.7 * mbit < max(rates) < 1.3 * mbit, rates
+
+
+def _assert_free(source: Node, sink: Node) -> None:
+    """The rate is far above every limit of these tests, as soon as the machine has time for it."""
+    until(lambda: _mbit(source, sink) > 150)
+
+
 def _shaping(node: Node) -> str:
     """Everything tc knows of the node's interface, without its counters."""
     path = namespace_path(node.namespace)
@@ -80,11 +93,11 @@ def test_a_directed_link_keeps_the_rate_asked_for_and_other_paths_theirs(
     before = _shaping(source)
 
     with congest(source.namespace, "eth0", 50, dst=sink.address):
-        assert _mbit(source, sink) == pytest.approx(50, rel=0.3)
-        assert _mbit(source, other) > 200
-        assert _mbit(sink, source) > 200
+        _assert_limited(source, sink, 50)
+        _assert_free(source, other)
+        _assert_free(sink, source)
 
-    assert _mbit(source, sink) > 200
+    _assert_free(source, sink)
     assert _shaping(source) == before
     nothing_left()
 
@@ -94,8 +107,8 @@ def test_a_whole_egress_keeps_the_rate_asked_for(bed: TestBed) -> None:
     before = _shaping(source)
 
     with congest(source.namespace, "eth0", 40):
-        assert _mbit(source, sink) == pytest.approx(40, rel=0.3)
-        assert _mbit(source, other) == pytest.approx(40, rel=0.3)
+        _assert_limited(source, sink, 40)
+        _assert_limited(source, other, 40)
 
     assert _shaping(source) == before
 
@@ -108,25 +121,25 @@ def test_limits_on_one_interface_stand_side_by_side(bed: TestBed, first_ends_fir
     second = congest(source.namespace, "eth0", 20)
 
     with first, second:
-        assert _mbit(source, sink) == pytest.approx(50, rel=0.3)
-        assert _mbit(source, other) == pytest.approx(20, rel=0.3)
+        _assert_limited(source, sink, 50)
+        _assert_limited(source, other, 20)
         ended, left = (first, second) if first_ends_first else (second, first)
         ended.stop()
         target = other if left is second else sink
-        assert _mbit(source, target) == pytest.approx(20 if left is second else 50, rel=0.3)
+        _assert_limited(source, target, 20 if left is second else 50)
 
     assert _shaping(source) == before
 
 
 def test_a_shaped_card_keeps_its_shape(bed: TestBed) -> None:
     node, sink, _ = bed.nodes
-    bed.shape(node, 200)
+    bed.shape(node, 100)
     try:
         before = _shaping(node)
         with congest(node.namespace, "eth0", 30, dst=sink.address):
-            assert _mbit(node, sink) == pytest.approx(30, rel=0.3)
+            _assert_limited(node, sink, 30)
         assert _shaping(node) == before
-        assert _mbit(node, sink) == pytest.approx(200, rel=0.4)
+        _assert_limited(node, sink, 100)
     finally:
         run_in(namespace_path(node.namespace), "tc", "qdisc", "del", "dev", "eth0", "root")
 

@@ -14,7 +14,8 @@ import json as codec
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -208,18 +209,30 @@ def _address(text: str) -> str:
     return address
 
 
-def _leave(number: int, _: Any) -> None:
-    raise SystemExit(128 + number)
+@contextmanager
+def _leaving_politely() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave by way of every `finally`; what nohup ignores stays ignored."""
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    handled = {n: old for n, old in before.items() if old != signal.SIG_IGN}
+    for number in handled:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, old in handled.items():
+            signal.signal(number, old)
 
 
 def _run(injection: Injection, *, json: bool) -> None:
     """Hold the fault until its time is up, Ctrl-C or a signal; then report that it is undone."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
     begin_s = time.monotonic()
     interrupted = False
     try:
-        with injection:
+        with _leaving_politely(), injection:
             begin_s = time.monotonic()
             _applied(injection, json=json)
             _hold(injection, begin_s)
