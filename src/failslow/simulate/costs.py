@@ -1,0 +1,189 @@
+"""What the parts of a step cost on a cluster: computation by worker, links between workers.
+
+In: a `Cluster`, a `Workload`, and how slow things are (`Effects`). Out: seconds per micro-batch,
+transfer and reduction. A worker is a stage of a replica: its tp · cp ranks go at the pace of the
+slowest. Rings go through the replicas in order, at the pace of their slowest link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from failslow.simulate import collectives
+from failslow.simulate.cluster import Cluster
+from failslow.simulate.faults import Effects
+from failslow.simulate.workload import Workload
+
+__all__ = ["Costs", "StepCosts"]
+
+Floats: TypeAlias = "NDArray[np.float64]"
+Ints: TypeAlias = "NDArray[np.int64]"
+
+_GRADIENT_BYTES, _PARAMETER_BYTES = 4.0, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Seconds, before noise."""
+
+    forward_s: Floats
+    """(chunks, replicas) for a micro-batch: on the device..."""
+    backward_s: Floats
+    exchange_s: Floats
+    """...and for exchanges with other workers inside forward (backward: as much again)."""
+    onward_s: Floats
+    """(chunks - 1, replicas): to pass a micro-batch from chunk k to k + 1..."""
+    back_s: Floats
+    """...and its gradient from k + 1 to k."""
+    reduce_s: Floats
+    """(chunks,): to reduce the gradients of a chunk over the replicas."""
+    gather_s: Floats
+    """(stages,): to gather the updated parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """Links of one shape: from node `a` to node `b`, each `span` nodes wide."""
+
+    a: Ints
+    b: Ints
+
+
+class Costs:
+    """The costs of one workload on one cluster, whatever is slow."""
+
+    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+        self.cluster, self.workload = cluster, workload
+        w = workload
+        self._first = (
+            np.arange(w.pp)[:, None] * w.dp + np.arange(w.dp)[None, :]
+        ) * w.ranks_per_worker
+        """(stages, replicas): first rank of each worker."""
+        self._span = max(1, w.ranks_per_worker // cluster.devices_per_node)
+        self._node = cluster.node_of(self._first)
+        self._stage = np.arange(w.pp * w.vpp) % w.pp
+        """(chunks,): where each chunk lives."""
+        self._ring = _Links(self._node, np.roll(self._node, -1, axis=1))
+        here, there = self._node[self._stage[:-1]], self._node[self._stage[1:]]
+        self._onward, self._back = _Links(here, there), _Links(there, here)
+        self._healthy = self._worst(1.0 / cluster.tflops_of_ranks()[: w.ranks])
+
+    def step(self, effects: Effects) -> StepCosts:
+        """The costs while these things are slow."""
+        w = self.workload
+        slow = self._worst(effects.device[: w.ranks] / self.cluster.tflops_of_ranks()[: w.ranks])
+        chunks = len(self._stage)
+        flop = np.array([w.forward_flop(last_chunk=c == chunks - 1) for c in range(chunks)])
+        forward = flop[:, None] * slow[self._stage] / (w.efficiency * 1e12)
+        forward += self._inside_s() * (slow / self._healthy)[self._stage]
+        size = w.activation_bytes
+        reduce_s, gather_s = self._replicas_s(effects)
+        return StepCosts(
+            forward_s=forward,
+            backward_s=(3 if w.recompute else 2) * forward,
+            exchange_s=self._experts_s(effects),
+            onward_s=self._transfer_s(self._onward, size, effects),
+            back_s=self._transfer_s(self._back, size, effects),
+            reduce_s=reduce_s,
+            gather_s=gather_s,
+        )
+
+    def _worst(self, by_rank: Floats) -> Floats:
+        """(stages, replicas): the largest value of each worker's ranks."""
+        w = self.workload
+        result: Floats = by_rank.reshape(w.pp, w.dp, w.ranks_per_worker).max(axis=2)
+        return result
+
+    def _inside_s(self) -> float:
+        """Exchanges inside a worker in a forward, a micro-batch: they are as slow as its device."""
+        w, c = self.workload, self.cluster
+        size = 2.0 * w.micro_batch * w.sequence * w.hidden
+        speed, latency = c.node_gbyte_per_s * 1e9, c.node_latency_us * 1e-6
+        tensor = 2 * collectives.ring_all_reduce_s(
+            size / w.cp, ranks=w.tp, bytes_per_s=speed, latency_s=latency
+        )
+        context = 0.0
+        if w.cp > 1:
+            if self._span > 1:
+                speed, latency = c.network_gbyte_per_s * 1e9, c.network_latency_us * 1e-6
+            context = collectives.ring_half_s(
+                2 * size / w.tp, ranks=w.cp, bytes_per_s=speed, latency_s=latency
+            )
+        return w.layers_per_chunk * (tensor + context)
+
+    def _experts_s(self, effects: Effects) -> Floats:
+        """(chunks, replicas): dispatch and combine of a forward, at the ring's slowest link."""
+        w = self.workload
+        if w.ep == 1:
+            return np.zeros((len(self._stage), w.dp))
+        slowest, latency = self._group(effects)
+        each = (
+            2
+            * w.layers_per_chunk
+            * collectives.all_to_all_s(
+                w.activation_bytes * w.experts_per_token,
+                ranks=w.ep,
+                bytes_per_s=slowest,
+                latency_s=latency,
+            )
+        )
+        return np.repeat(each[self._stage][:, None], w.dp, axis=1)
+
+    def _replicas_s(self, effects: Effects) -> tuple[Floats, Floats]:
+        w = self.workload
+        if w.dp == 1:
+            return np.zeros(len(self._stage)), np.zeros(w.pp)
+        slowest, latency = self._group(effects)
+        size = _GRADIENT_BYTES * w.chunk_parameters
+        if w.distributed_optimizer:
+            reduce = collectives.ring_half_s
+        elif w.collective == "tree":
+            reduce = collectives.tree_all_reduce_s
+        else:
+            reduce = collectives.ring_all_reduce_s
+        reduce_s = reduce(size, ranks=w.dp, bytes_per_s=slowest, latency_s=latency)
+        gather_s = np.zeros(w.pp)
+        if w.distributed_optimizer:
+            gather_s = w.vpp * collectives.ring_half_s(
+                _PARAMETER_BYTES * w.chunk_parameters,
+                ranks=w.dp,
+                bytes_per_s=slowest,
+                latency_s=latency,
+            )
+        return reduce_s[self._stage], gather_s
+
+    def _group(self, effects: Effects) -> tuple[Floats, float]:
+        """Of the replicas of each stage: bandwidth of the slowest link, and its latency."""
+        c = self.cluster
+        speed = self._bytes_per_s(self._ring, effects).min(axis=1)
+        inside = bool((self._ring.a == self._ring.b).all())
+        return speed, (c.node_latency_us if inside else c.network_latency_us) * 1e-6
+
+    def _transfer_s(self, links: _Links, size: float, effects: Effects) -> Floats:
+        if not links.a.size:
+            return np.zeros(links.a.shape)
+        return collectives.transfer_s(
+            size,
+            bytes_per_s=self._bytes_per_s(links, effects),
+            latency_s=self.cluster.network_latency_us * 1e-6,
+        )
+
+    def _bytes_per_s(self, links: _Links, effects: Effects) -> Floats:
+        """Of each link, the slowest of the node pairs it runs over."""
+        c = self.cluster
+        slow = np.ones(links.a.shape)
+        across = c.leaf_of(links.a) != c.leaf_of(links.b)
+        for k in range(self._span):
+            a, b = links.a + k, links.b + k
+            pair = np.maximum(effects.node[a], effects.node[b])
+            uplink = np.maximum(effects.leaf[c.leaf_of(a)], effects.leaf[c.leaf_of(b)])
+            pair = np.maximum(pair, np.where(across, uplink, 1.0))
+            for (source, target), factor in effects.link.items():
+                pair = np.where((a == source) & (b == target), np.maximum(pair, factor), pair)
+            slow = np.maximum(slow, pair)
+        network = c.network_gbyte_per_s * 1e9 / np.where(across, c.oversubscription, 1.0) / slow
+        return np.where(links.a == links.b, c.node_gbyte_per_s * 1e9, network)
