@@ -307,9 +307,10 @@ class TestBed:
 
     def kill(self) -> None:
         """Kill every process of the job, children and monitors too; returns once they are gone."""
-        kill(self.name, self._group_root)
         for worker in self.workers:
+            worker.process.kill()  # it may not have entered its group yet
             worker.process.wait()
+        kill(self.name, self._group_root)
 
     def iterations(self, rank: int) -> list[Iteration]:
         """What train_ddp.py has recorded so far on `rank`."""
@@ -341,15 +342,12 @@ class TestBed:
 
     def _take_down(self) -> None:
         try:
+            self.kill()
             sweep(self.name, self._group_root)
         finally:
-            for worker in self.workers:
-                worker.process.wait()
             if self._reaper is not None and self._reaper.stdin is not None:
                 self._reaper.stdin.close()
                 self._reaper.wait()
-            if self._given_folder is None:
-                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _letters(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Removes a test bed: its processes, namespaces, control groups and rings. Also a process that does
+"""Removes a test bed: processes, namespaces, control groups, rings, own folder. Also a process that does
 so once the bed's owner is gone.
 
 In: the bed's name. Out: nothing left of it. Every step may be repeated. As a process it reads stdin
@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -99,10 +100,11 @@ def sweep(bed: str, root: Path) -> None:
     for name in _namespaces(bed):
         with suppress(RuntimeError):  # another sweeper was quicker
             run("ip", "netns", "del", name)
+    kill(bed, root)  # who was on the way in
     for group in _groups(bed, root):
         for path in (*(p for p in group.iterdir() if p.is_dir()), group):
             _remove_group(path)
-    for path in _SHARED.glob(f"{bed}n*"):
+    for path in (*_SHARED.glob(f"{bed}n*"), *Path(tempfile.gettempdir()).glob(f"{bed}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
