@@ -1,5 +1,5 @@
-"""Removes a test bed: processes, namespaces, control groups, rings, own folder. Also a process that does
-so once the bed's owner is gone.
+"""Removes a test bed: processes, namespaces, control groups, rings, its own folder. Also a process
+that does so once the bed's owner is gone.
 
 In: the bed's name. Out: nothing left of it. Every step may be repeated. As a process it reads stdin
 to its end, or until the owner with that pid is no more, and then sweeps:
