@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +135,16 @@ def test_prediction_is_the_formula_of_the_docstring(model: TopologyModel, seed: 
     assert both == pytest.approx([by_hand_s(model, placement), by_hand_s(model, shuffled)])
 
 
+@given(models([(2, 4, 1), (4, 2, 2), (1, 3, 1)]), st.integers(5, 20))
+def test_costs_of_a_replica_are_its_time_for_any_number_of_micro_batches(
+    model: TopologyModel, microbatches: int
+) -> None:
+    columns = in_order(model).T
+    fixed, per_microbatch = model.replica_costs(columns)
+    longer = replace(model, microbatches=microbatches)
+    assert fixed + per_microbatch * microbatches == pytest.approx(longer.replica_s(columns))
+
+
 @pytest.mark.parametrize(("microbatches", "limit"), [(4, 0.25), (8, 0.2), (32, 0.12)])
 def test_pipeline_time_is_near_that_of_the_exact_schedule(microbatches: int, limit: float) -> None:
     rng = np.random.default_rng(microbatches)
@@ -143,15 +155,7 @@ def test_pipeline_time_is_near_that_of_the_exact_schedule(microbatches: int, lim
         slowdown = np.where(rng.random(pp) < 0.3, rng.uniform(1, 2, pp), 1.0)
         link = np.where(rng.random((pp, pp)) < 0.2, rng.uniform(1, 8, (pp, pp)), 1.0)
         pp_s = float(rng.choice([0.0, 0.02, 0.1]))
-        model = TopologyModel(
-            stage_s=model.stage_s,
-            microbatches=microbatches,
-            slowdown=slowdown,
-            host=model.host,
-            link=link,
-            dp_s=model.dp_s,
-            pp_s=pp_s,
-        )
+        model = replace(model, slowdown=slowdown, link=link, pp_s=pp_s)
         exact_s = schedule_s(
             (0.1 * slowdown).tolist(),
             [pp_s / 2 * link[p, p + 1] for p in range(pp - 1)],
@@ -176,7 +180,7 @@ def test_calibration_reproduces_the_measured_iteration() -> None:
         model.calibrated(0.0, placement)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(models([(2, 3, 1), (3, 2, 1), (1, 5, 1), (2, 2, 2), (6, 1, 2)]))
 def test_exact_search_equals_brute_force(model: TopologyModel) -> None:
     current = in_order(model)
@@ -194,7 +198,7 @@ def test_exact_search_equals_brute_force(model: TopologyModel) -> None:
     assert (model.slow_stages(found), int((found != current).sum())) == calmest
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(models([(2, 4, 1), (4, 2, 1), (2, 4, 2), (4, 2, 4), (8, 1, 1)]), st.integers(0, 99))
 def test_local_search_ends_near_the_best(model: TopologyModel, seed: int) -> None:
     current = in_order(model)
@@ -291,9 +295,8 @@ def test_placement_that_is_none_is_refused() -> None:
 )
 def test_model_that_does_not_fit_together_is_refused(changed: dict[str, object], told: str) -> None:
     model = healthy(2, 2)
-    fields = {name: getattr(model, name) for name in TopologyModel.__dataclass_fields__}
     with pytest.raises(PlanError, match=told):
-        TopologyModel(**{**fields, **changed})
+        replace(model, **changed)
 
 
 def test_a_thousand_nodes_are_searched_in_seconds() -> None:

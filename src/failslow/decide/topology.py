@@ -119,24 +119,33 @@ class TopologyModel:
 
     def replica_s(self, columns: Blocks) -> Floats:
         """Seconds of the pipelines whose stages are the blocks of `columns`, (..., pp) -> (...)."""
-        stage_s = self.slowdown[columns] * np.asarray(self.stage_s, dtype=np.float64)
-        fill = stage_s.sum(axis=-1)
-        period = stage_s.max(axis=-1)
-        if self.pp > 1:
-            here, there = self.host[columns[..., :-1]], self.host[columns[..., 1:]]
-            forward_s = 0.5 * self.pp_s * self.link[here, there]
-            backward_s = 0.5 * self.pp_s * self.link[there, here]
-            both_s = forward_s + backward_s
-            period = np.maximum(period, np.maximum(forward_s, backward_s).max(axis=-1))
-            from_here = stage_s.copy()
-            from_here[..., :-1] += both_s
-            from_here = np.cumsum(from_here[..., ::-1], axis=-1)[..., : self.microbatches - 1]
-            in_flight = np.arange(1, from_here.shape[-1] + 1)
-            if from_here.shape[-1]:
-                period = np.maximum(period, (from_here / in_flight).max(axis=-1))
-            fill = fill + both_s.sum(axis=-1)
+        fill, period = self._fill_and_period(columns, self.microbatches)
         result: Floats = fill + (self.microbatches - 1) * period
         return result
+
+    def replica_costs(self, columns: Blocks) -> tuple[Floats, Floats]:
+        """(fixed_s, per_microbatch_s) of those pipelines, for pp micro-batches and more."""
+        fill, period = self._fill_and_period(columns, self.pp + 1)
+        return fill - period, period
+
+    def _fill_and_period(self, columns: Blocks, microbatches: int) -> tuple[Floats, Floats]:
+        stage_s = self.slowdown[columns] * np.asarray(self.stage_s, dtype=np.float64)
+        fill: Floats = stage_s.sum(axis=-1)
+        period: Floats = stage_s.max(axis=-1)
+        if self.pp == 1:
+            return fill, period
+        here, there = self.host[columns[..., :-1]], self.host[columns[..., 1:]]
+        forward_s = 0.5 * self.pp_s * self.link[here, there]
+        backward_s = 0.5 * self.pp_s * self.link[there, here]
+        both_s = forward_s + backward_s
+        period = np.maximum(period, np.maximum(forward_s, backward_s).max(axis=-1))
+        from_here = stage_s.copy()
+        from_here[..., :-1] += both_s
+        from_here = np.cumsum(from_here[..., ::-1], axis=-1)[..., : microbatches - 1]
+        if microbatches > 1:
+            in_flight = np.arange(1, from_here.shape[-1] + 1)
+            period = np.maximum(period, (from_here / in_flight).max(axis=-1))
+        return fill + both_s.sum(axis=-1), period
 
     def ring_s(self, rows: Blocks) -> Floats:
         """Seconds of every stage's gradient ring; `rows`: (..., pp, dp) blocks -> (..., pp)."""
