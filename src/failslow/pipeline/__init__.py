@@ -13,7 +13,7 @@ the journal, and `Say`s for people:
     {"t":…,"kind":"health","what":"agent","ok":false,"node":"gpu-17","ranks":[2,3],"since_t":…,
      "message":"monitoring of node gpu-17 is blind since …"}
     {"t":…,"kind":"health","what":"controller","ok":true,"event":"started"|"alive"|"resumed"|
-     "ended","launch":"41822-991","message":""}
+     "ended","launch":"41822-991","healthy_s":0.06,"message":""}
 
 A step without a rank is the job's, one line an iteration. A worker's line sums up its iterations
 since the one before (`iterations` of them), one a second or less often. A suspicion's id is that

@@ -240,6 +240,7 @@ class Pipeline:
             "ok": True,
             "event": event,
             "launch": self._launch,
+            "healthy_s": self.healthy_iteration_s,
             "message": message,
         }
         return Write(kind="health", record=record, t=now_s)
