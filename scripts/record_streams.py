@@ -11,7 +11,7 @@ pipeline), with the script's own timestamps to compare against:
     losses             the script's losses
     every, changed_at  what the scenario says of itself, -1 when nothing
 
-    python -m scripts.record_streams ddp fsdp        # from the repository root
+    python scripts/record_streams.py ddp fsdp
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from tests.capture.workers import Job, launch
+from job_launch import Job, launch
 
 from failslow.capture.layout import OPS
 from failslow.records import CALL_COLUMNS

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -294,8 +293,7 @@ def scenario_change(job: Job) -> None:
 
 def scenario_tour(job: Job) -> None:
     """Every collective, groups, failures, forked workers: see tour.py."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from tests.capture.tour import tour
+    from tour import tour
 
     tour(job)
 

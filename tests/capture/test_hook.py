@@ -30,15 +30,18 @@ from failslow.capture.completion import Completions  # noqa: E402
 from failslow.capture.layout import (  # noqa: E402
     CALL,
     DONE,
+    FLAG_ASYNC,
     FLAG_ERROR,
     OPTIMIZER_STEP,
     TRAINER_STEP,
     WAIT,
 )
+from failslow.capture.native import build, extension_path  # noqa: E402
 from failslow.capture.ops import dispatcher_ops  # noqa: E402
 from failslow.capture.reader import RingReader  # noqa: E402
+from failslow.errors import CaptureError  # noqa: E402
 
-LATE_S = 0.04
+LATE_S = 0.12
 c10d: Any = torch._C._distributed_c10d
 
 
@@ -70,10 +73,22 @@ def late_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def needs(mode: str) -> str:
+    """`mode`, unless this machine has no built extension to be native with."""
+    if mode == "native" and not extension_path().exists():
+        pytest.skip("the extension is not built: python -m failslow.capture.native")
+    return mode
+
+
+@pytest.fixture(params=["native", "dispatcher"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return needs(request.param)
+
+
 @pytest.fixture
-def watched(folder: Path) -> Iterator[Callable[[], RingReader]]:
+def watched(folder: Path, mode: str) -> Iterator[Callable[[], RingReader]]:
     """The hook, installed; the value opens the ring, once there is one."""
-    hook.install()
+    hook.install(mode)
     yield lambda: RingReader(next(folder.glob("*.ring")))
     hook.uninstall()
 
@@ -178,9 +193,12 @@ def test_enqueueing_is_never_taken_for_a_duration(
     late_group: None, watched: Callable[[], RingReader]
 ) -> None:
     with replaced("CPU", LateStream().allreduce):
+        dist.all_reduce(torch.ones(1))  # makes the ring and the first thread
+        reader = watched()
+        assert len(records(reader)) == 1
         work = dist.all_reduce(torch.ones(4), async_op=True)
         hook.mark_step(0)
-        (call,) = records(reader := watched())
+        (call,) = records(reader)
         assert call["call_ns"] < LATE_S * 1e9 / 2, "the fake group must return at once"
         joined = CallJoiner(hold_ns=0).update(np.array([call]), now_ns=time.monotonic_ns())
         assert joined["duration_ns"].tolist() == [-1]
@@ -211,10 +229,10 @@ def test_while_profiling_a_late_collective_has_its_true_duration(
 
 
 def test_on_a_device_with_events_the_queue_is_not_in_the_durations(
-    folder: Path, late_group: None
+    folder: Path, late_group: None, mode: str
 ) -> None:
     device = LateDevice()
-    hook.install(device=device)
+    hook.install(mode, device=device)
     try:
         with replaced("Meta", device.allreduce):  # a tensor that is not on the CPU
             dist.all_reduce(torch.ones(4, device="meta"))
@@ -232,13 +250,12 @@ def test_on_a_device_with_events_the_queue_is_not_in_the_durations(
     assert (calls["call_ns"] < LATE_S * 1e9 / 2).all()
 
 
-def test_without_profiling_no_completion_is_asked_for(
-    gloo: None, watched: Callable[[], RingReader]
-) -> None:
+def test_in_python_no_completion_is_asked_for_without_profiling(folder: Path, gloo: None) -> None:
+    hook.install("dispatcher")
     dist.all_reduce(torch.ones(1), async_op=True).wait()
-    reader = watched()
-    assert not len(records(reader, DONE))
+    assert not len(records(RingReader(next(folder.glob("*.ring"))), DONE))
     assert "failslow" not in {thread.name for thread in threading.enumerate()}
+    hook.uninstall()
 
 
 def test_a_backend_without_futures_is_asked_by_a_thread_that_ends() -> None:
@@ -282,12 +299,11 @@ def test_a_blocking_call_is_one_record_with_its_wait(
     assert one["thread"] == threading.get_native_id()
 
 
-def test_a_call_nobody_waits_for_is_written_at_the_next_event(
+def test_a_call_nobody_waited_for_is_written_by_the_next_event(
     gloo: None, watched: Callable[[], RingReader]
 ) -> None:
     kept = dist.all_reduce(torch.ones(8), async_op=True)
     reader = watched()
-    assert not len(records(reader))
     dist.barrier()
     assert len(records(reader)) == 2
     kept.wait()
@@ -390,10 +406,10 @@ def test_a_group_made_again_keeps_its_number_and_a_new_one_gets_its_own(
 
 
 def test_installing_twice_is_installing_once_and_leaving_restores_torch(
-    folder: Path, gloo: None
+    folder: Path, gloo: None, mode: str
 ) -> None:
     wait = dist.Work.wait
-    recorder = hook.install()
+    recorder = hook.install(mode)
     assert hook.install() is recorder
     assert dist.Work.wait is not wait
     dist.all_reduce(torch.ones(1))
@@ -406,18 +422,22 @@ def test_installing_twice_is_installing_once_and_leaving_restores_torch(
     assert status()["mode"] == "off"
 
 
-def test_no_ring_is_made_before_the_first_collective(folder: Path) -> None:
-    hook.install()
+def test_no_ring_is_made_before_the_first_collective(folder: Path, mode: str) -> None:
+    hook.install(mode)
     torch.ones(3).sum()
     hook.uninstall()
     assert list(folder.iterdir()) == []
 
 
 def test_without_room_for_a_ring_training_goes_on_and_the_reason_is_told(
-    folder: Path, gloo: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path,
+    gloo: None,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FAILSLOW_CAPTURE_FOLDER", str(folder / "missing"))
-    hook.install()
+    hook.install(mode)
     tensor = torch.ones(2)
     for _ in range(3):
         dist.all_reduce(tensor)
@@ -430,10 +450,8 @@ def test_without_room_for_a_ring_training_goes_on_and_the_reason_is_told(
     assert told.count("this worker is not watched: no room for a ring") == 1
 
 
-def test_a_fault_of_ours_costs_the_sample_only(
-    gloo: None, watched: Callable[[], RingReader]
-) -> None:
-    recorder = hook.install()
+def test_a_fault_of_ours_costs_the_sample_only(folder: Path, gloo: None) -> None:
+    recorder = hook.install("dispatcher")
     dist.all_reduce(torch.ones(1))
     good = recorder.append
 
@@ -447,10 +465,11 @@ def test_a_fault_of_ours_costs_the_sample_only(
     hook.mark_step(1)
     recorder.append = good
     dist.all_reduce(tensor)
-    reader = watched()
+    reader = RingReader(next(folder.glob("*.ring")))
     assert records(reader)["size_bytes"].tolist() == [4, 8]
     assert reader.faults == 3
     assert "does not fit" in next(iter(status()["faults"]))
+    hook.uninstall()
 
 
 def test_python_mode_sees_the_same_calls_and_says_what_it_misses(folder: Path, gloo: None) -> None:
@@ -467,20 +486,50 @@ def test_python_mode_sees_the_same_calls_and_says_what_it_misses(folder: Path, g
         with pytest.raises(RuntimeError, match="invalid tensor size"):
             world().allreduce([torch.ones(2), torch.ones(3)])
         got = records(RingReader(next(folder.glob("*.ring"))))
-        names = ["op", "size_bytes", "group", "group_size", "peer", "flags"]
+        names = ["op", "size_bytes", "dtype", "group", "group_size", "peer", "thread", "flags"]
+        got["flags"] &= np.uint8(0xFF & ~FLAG_ASYNC)  # python mode cannot tell
         seen[mode] = [tuple(row[name].item() for name in names) for row in got]
         now = status()
         assert (now["mode"], now["active"], now["faults"]) == (mode, True, {})
         assert bool(now["missed"]) == (mode == "python")
         hook.uninstall()
-    assert seen["python"] == seen["dispatcher"]
     assert len(seen["python"]) == 7
+    assert all(calls == seen["python"] for calls in seen.values())
 
 
 def test_an_unknown_mode_is_named(folder: Path) -> None:
     with pytest.raises(Exception, match="FAILSLOW_CAPTURE_MODE = 'magic' must be"):
         hook.install("magic")
     assert status()["mode"] == "off"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_extension_builds_where_it_is_missing_and_is_refused_if_others_can_write_it(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(CaptureError, match=r"is not built; run python -m failslow.capture.native"):
+        hook.install("native")
+    path = build()
+    assert build() == path
+    hook.install()
+    assert status()["mode"] == "native"
+    hook.uninstall()
+    path.chmod(0o777)
+    with pytest.raises(CaptureError, match="can be written by others; remove it"):
+        hook.install("native")
+    hook.install()
+    assert status()["mode"] == "dispatcher"
+    hook.uninstall()
+
+
+def test_without_a_compiler_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    with pytest.raises(CaptureError, match="no-such-compiler was not found; install one or set"):
+        build(environ)
 
 
 # ---- autoload
@@ -519,7 +568,7 @@ def test_importing_torch_hooks_a_worker_quickly_and_without_the_heavy_parts(fold
         "import sys, time, importlib, torch\n"
         "light = [n for n in sys.modules if n.startswith('failslow')]\n"
         "from failslow.capture import status\n"
-        "assert status()['mode'] == 'dispatcher', status()\n"
+        "assert status()['active'], status()\n"
         "heavy = {'failslow.records', 'failslow.capture.reader', 'pydantic', 'scipy', 'plotly'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "from failslow.capture import hook\n"
@@ -534,7 +583,8 @@ def test_importing_torch_hooks_a_worker_quickly_and_without_the_heavy_parts(fold
         "    from failslow.capture import hook; hook.uninstall()\n"
         "print(min(times))\n"
     )
-    environ = {**os.environ, "FAILSLOW": "1"}
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environ |= {"FAILSLOW": "1", "PYTHONPYCACHEPREFIX": str(folder.parent / "pycache")}
     out = subprocess.run(
         [sys.executable, "-c", probe], env=environ, capture_output=True, text=True, check=False,
         timeout=100,

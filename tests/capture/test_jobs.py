@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="capture needs torch")
 
-from tests.capture.workers import launch
+from job_launch import launch
 
 from failslow.capture.layout import (  # only where torch is there
     CALL,
@@ -165,17 +165,6 @@ def test_the_script_sees_torchs_own_exceptions(tour: list[Rank]) -> None:
 # ---- training
 
 
-def test_losses_are_bit_identical_with_and_without_failslow(
-    training: list[Rank], unwatched: list[Rank]
-) -> None:
-    for with_it, without in zip(training, unwatched, strict=True):
-        for scenario in [*TRAINING, "compiled"]:
-            losses = with_it.said[scenario]["losses"]
-            assert len(losses) == 6
-            assert losses == without.said[scenario]["losses"], scenario
-    assert any(training[0].said["ddp"]["losses"])
-
-
 def test_nothing_is_lost_and_nothing_failed(training: list[Rank]) -> None:
     for rank in training:
         assert (rank.lost, rank.faults) == (0, 0)
@@ -252,6 +241,17 @@ def test_groups_made_again_after_destroying_all_keep_apart(training: list[Rank])
         assert len(set(entries)) == len(entries)
         # the meshes of two scenarios gave the same names to groups that are not the same
         assert len({name for name, _, _ in entries}) < len(entries)
+
+
+def test_losses_are_bit_identical_with_and_without_failslow(
+    training: list[Rank], unwatched: list[Rank]
+) -> None:
+    for with_it, without in zip(training, unwatched, strict=True):
+        for scenario in [*TRAINING, "compiled"]:
+            losses = with_it.said[scenario]["losses"]
+            assert len(losses) == 6
+            assert losses == without.said[scenario]["losses"], scenario
+    assert any(training[0].said["ddp"]["losses"])
 
 
 # ---- other ways to be captured

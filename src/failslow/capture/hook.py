@@ -4,8 +4,9 @@ In: a call of `install` (by `autoload`). Out: kernels at dispatch key BackendSel
 c10d collective, above every device's own: they see DDP's C++ reducer, FSDP2, DeviceMesh,
 pipelining, functional and compiled collectives. (A kernel at the device's key that calls the
 next one boxed would hold the interpreter's lock and can hang a job.) `Work.wait` is timed, and
-torch's global post-step hook marks optimizer steps. Where torch's dispatcher lacks what this
-needs, the methods of ProcessGroup are wrapped instead.
+torch's global post-step hook marks optimizer steps. The kernels are those of the extension
+where that was built, else Python's; where torch's dispatcher lacks what they need, the methods
+of ProcessGroup are wrapped.
 
     status() -> {"mode": "dispatcher", "active": True, "ring": "/dev/shm/failslow-…", …}
 """
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from failslow.capture import native
 from failslow.capture.completion import DeviceClock
 from failslow.capture.kernels import make_kernel, make_wait
 from failslow.capture.methods import METHODS, UNSEEN, make_method
@@ -29,7 +31,12 @@ from failslow.capture.ops import dispatcher_ops
 from failslow.capture.recorder import Recorder
 from failslow.errors import CaptureError
 
-__all__ = ["install", "mark_step", "quiet", "status", "uninstall"]
+__all__ = ["MODES", "install", "mark_step", "quiet", "status", "uninstall"]
+
+
+MODES = ("native", "dispatcher", "python")
+"""Ways to be captured, best first: the compiled kernels; the same in Python; ProcessGroup's
+methods, where torch's dispatcher cannot be used."""
 
 
 class _Installed:
@@ -45,23 +52,23 @@ class _Installed:
 def install(mode: str = "", device: DeviceClock | None = None) -> Recorder:
     """Hook this process; a second call changes nothing. The ring is made at the first call.
 
-    mode: "dispatcher" or "python"; default $FAILSLOW_CAPTURE_MODE, else whichever this torch
-    allows. device: stands in for CUDA events in tests. Raises what torch raises when its parts
-    are missing, and CaptureError for an unknown mode: nothing is left installed.
+    mode: one of `MODES`; default $FAILSLOW_CAPTURE_MODE, else the best there is. device: stands
+    in for CUDA events in tests. Raises what torch raises when its parts are missing, and
+    CaptureError for a mode that cannot be had: nothing is left installed.
     """
     if _Installed.recorder is not None:
         return _Installed.recorder
-    mode = mode or os.environ.get("FAILSLOW_CAPTURE_MODE", "") or _best_mode()
-    if mode not in ("dispatcher", "python"):
+    mode = mode or os.environ.get("FAILSLOW_CAPTURE_MODE", "")
+    if mode not in ("", *MODES):
         raise CaptureError(
-            f"FAILSLOW_CAPTURE_MODE = {mode!r} must be dispatcher or python; unset it to let "
-            "failslow choose"
+            f"FAILSLOW_CAPTURE_MODE = {mode!r} must be one of {', '.join(MODES)}; unset it to "
+            "let failslow choose"
         )
-    recorder = Recorder(mode=mode, description={"torch": torch.__version__}, device=device)
+    extension = _extension(mode)
+    if not mode:
+        mode = "native" if extension else "dispatcher" if _can_redispatch() else "python"
     with ExitStack() as stack:  # half an installation is undone
-        attach = _attach_dispatcher if mode == "dispatcher" else _attach_methods
-        missed = attach(recorder, stack)
-        _replace(stack, dist.Work, "wait", make_wait(recorder, dist.Work.wait))
+        recorder, missed = _attach(mode, extension, device, stack)
         stack.callback(register_optimizer_step_post_hook(_step(recorder)).remove)
         _Installed.undo = stack.pop_all()
     _Installed.recorder, _Installed.missed, _Installed.pid = recorder, tuple(missed), os.getpid()
@@ -99,17 +106,18 @@ class quiet:
 
     def __enter__(self) -> None:
         if _Installed.recorder is not None:
-            _Installed.recorder.local.state.busy = True
+            _Installed.recorder.set_busy(True)
 
     def __exit__(self, *_: object) -> None:
         if _Installed.recorder is not None:
-            _Installed.recorder.local.state.busy = False
+            _Installed.recorder.set_busy(False)
 
 
 def status() -> dict[str, Any]:
     """{mode, active, reason, ring, records, faults, missed} of this process.
 
-    mode: "dispatcher" (every collective), "python" (only those called from Python), "off".
+    mode: "native" or "dispatcher" (every collective), "python" (only those called from Python),
+    "off".
     missed: what is not seen in this mode, or not known to this version.
     """
     recorder = _Installed.recorder
@@ -135,14 +143,50 @@ def status() -> dict[str, Any]:
     }
 
 
-def _best_mode() -> str:
+def _can_redispatch() -> bool:
     needed = (
         (torch._C, "_dispatch_keyset_full_after"),
         (torch._C, "_dispatch_get_all_op_names"),
         (dist.ProcessGroup, "unbox"),
         (dist.Work, "unbox"),
     )
-    return "dispatcher" if all(hasattr(*part) for part in needed) else "python"
+    return all(hasattr(*part) for part in needed)
+
+
+def _extension(mode: str) -> Any:
+    """The native extension if it is wanted; one that was not built counts only when asked for."""
+    if mode not in ("", "native"):
+        return None
+    try:
+        extension = native.load()
+    except (ImportError, CaptureError):
+        if mode == "native":
+            raise
+        return None  # any other mode is better than none
+    if extension is None and mode == "native":
+        raise CaptureError(
+            "FAILSLOW_CAPTURE_MODE = 'native', but the extension is not built; run "
+            "python -m failslow.capture.native"
+        )
+    return extension
+
+
+def _attach(
+    mode: str, extension: Any, device: DeviceClock | None, stack: ExitStack
+) -> tuple[Recorder, list[str]]:
+    """The recorder, attached to torch, and what it will not see."""
+    about = {"torch": torch.__version__}
+    if mode == "native":
+        ops, missed = dispatcher_ops()
+        recorder = native.NativeRecorder(extension, description=about, device=device)
+        stack.callback(extension.uninstall)
+        recorder.install(ops)
+        _replace(stack, dist.Work, "wait", extension.timed(dist.Work.wait))
+        return recorder, missed
+    plain = Recorder(mode=mode, description=about, device=device)
+    missed = (_attach_dispatcher if mode == "dispatcher" else _attach_methods)(plain, stack)
+    _replace(stack, dist.Work, "wait", make_wait(plain, dist.Work.wait))
+    return plain, missed
 
 
 def _attach_dispatcher(recorder: Recorder, stack: ExitStack) -> list[str]:

@@ -30,10 +30,12 @@ def make_kernel(recorder: Recorder, overload: Any, op: Op) -> Callable[..., Any]
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     unbox_group, unbox_work = dist.ProcessGroup.unbox, dist.Work.unbox
     local, now, flush = recorder.local, time.monotonic_ns, recorder.flush
-    known, codes, control_at = recorder.groups.known, dtype_codes(), OFFSET_CONTROL
+    number_of, control_at = recorder.groups.known.get, OFFSET_CONTROL
+    code_of = (dtype_codes() if op.sized else {}).get
     at_group, at_peer, at_message, at_blocking = op.group, op.peer, op.message, op.blocking
     code, returns, scaled = op.code, op.returns, op.times_group
     measure = _whole_list if op.listed else _one_tensor if op.sized else _nothing
+    enough = len(overload._schema.arguments) if at_blocking is None else at_blocking
 
     def kernel(keys: Any, *args: Any) -> Any:
         state: ThreadState = local.state
@@ -51,26 +53,26 @@ def make_kernel(recorder: Recorder, overload: Any, op: Op) -> Callable[..., Any]
         try:
             if state.work is not None or state.call is not None:
                 flush(state)
-            number, group_size = known.get(id(group := unbox_group(args[at_group]))) or (
-                recorder.group(group)
-            )
+            group = unbox_group(args[at_group])
+            number, group_size = number_of(id(group)) or recorder.group(group)
             first, size = measure(args[at_message])
             on_cpu = first.is_cpu
             state.call = (
                 start, size * group_size if scaled else size, call_ns,
                 -1 if at_peer is None else args[at_peer], group_size, code,
-                codes.get(first.dtype, 0), number, on_cpu,
+                code_of(first.dtype, 0), number, on_cpu,
             )  # fmt: skip
-            blocking = at_blocking is not None and len(args) > at_blocking and not args[at_blocking]
-            if not returns:
-                recorder.returned(state)
-            elif profiled and not (blocking and on_cpu):
-                recorder.follow(state, unbox_work(out if returns == 1 else out[-1]), begun)
-            elif blocking:
+            # Arguments that have their default are left out, and asynchronous is the default.
+            blocking = len(args) > enough and not args[enough]
+            if blocking and on_cpu:
                 pass  # its caller waits for it next, on this thread
+            elif not returns:
+                recorder.returned(state)
+            elif profiled:
+                recorder.follow(state, unbox_work(out if returns == 1 else out[-1]), begun)
             elif on_cpu:
                 state.work = unbox_work(out if returns == 1 else out[-1])
-            else:
+            elif not blocking:
                 # Holding a CUDA Work would keep its tensors alive, and waiting for it blocks a
                 # stream, not the caller.
                 flush(state)

@@ -95,7 +95,7 @@ class Recorder:
                 return
             environ = os.environ
             try:
-                self.ring = RingWriter.create(
+                ring = RingWriter.create(
                     job=job_name(environ),
                     rank=int(environ.get("RANK", "0")),
                     world_size=int(environ.get("WORLD_SIZE", "1")),
@@ -105,8 +105,13 @@ class Recorder:
             except Exception as error:
                 self.refuse(str(error))
                 raise
-            self.control = self.ring.memory
-            self.append = self.ring.append
+            self.opened(ring)
+            self.ring = ring  # last: other threads take it as the sign that all is ready
+
+    def opened(self, ring: RingWriter) -> None:
+        """The ring was just made: from now on records go there."""
+        self.control = ring.memory
+        self.append = ring.append
 
     def refuse(self, reason: str) -> None:
         """End recording for good and say why, once."""
@@ -259,6 +264,10 @@ class Recorder:
             self.append(now, now, 0, value, 0, state.thread, -1, 0, 0, kind, 0, 0, NO_GROUP)
         except Exception as error:
             self.fault(error)
+
+    def set_busy(self, busy: bool) -> None:
+        """This thread's calls are failslow's own and not recorded, or no longer."""
+        self.local.state.busy = busy
 
     def stop(self, reason: str) -> None:
         """Write what is unwritten and end recording; the ring file is removed."""

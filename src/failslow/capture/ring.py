@@ -173,10 +173,10 @@ class RingWriter:
         self.path = path
         self.capacity = capacity
         self.memory = memory
+        self.offset = ring_offset
         self.pid = os.getpid()
         self._groups_used = 0
         self._groups_capacity = ring_offset - layout.GROUPS_OFFSET
-        self._faults = 0
         self.append: Append = _make_append(memory, capacity, ring_offset)
         """Write one record; returns its seq. Raises only on values that do not fit."""
 
@@ -246,7 +246,8 @@ class RingWriter:
         try:
             # Without it a full tmpfs would answer the first write with SIGBUS.
             os.posix_fallocate(handle, 0, size)
-            memory = mmap.mmap(handle, size)
+            # populated now: a page fault in the middle of a step costs more than a record
+            memory = mmap.mmap(handle, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
             layout.HEADER.pack_into(
                 memory,
                 0,
@@ -286,13 +287,12 @@ class RingWriter:
 
     def count_fault(self) -> None:
         """A sample was lost to a fault of ours."""
-        self._faults += 1
-        layout.U64.pack_into(self.memory, layout.OFFSET_FAULTS, self._faults)
+        layout.U64.pack_into(self.memory, layout.OFFSET_FAULTS, self.faults + 1)
 
     @property
     def faults(self) -> int:
         """Samples lost to faults of ours."""
-        return self._faults
+        return int(layout.U64.unpack_from(self.memory, layout.OFFSET_FAULTS)[0])
 
     @property
     def written(self) -> int:
