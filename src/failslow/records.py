@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.steering import (
+    Command,
+    CulpritPace,
     Decision,
     Finding,
     JobFacts,
@@ -37,7 +39,9 @@ __all__ = [
     "KIND_TRAINER_STEP",
     "KIND_WAIT",
     "CollectiveCall",
+    "Command",
     "Culprit",
+    "CulpritPace",
     "Decision",
     "Episode",
     "EpisodeKind",

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "Command",
+    "CulpritPace",
     "Decision",
     "Finding",
     "JobFacts",
@@ -91,6 +93,24 @@ class Verdict:
     """Iteration at whose boundary training was paused."""
     pause_s: float = 0.0
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CulpritPace:
+    """How slow a culprit is now by its own time, whatever the job as a whole looks like."""
+
+    key: str
+    """`Finding.key`."""
+    slowdown: float
+    """Its own micro-batch or transfer time over the healthy one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A person overrides the policy: `failslow act`."""
+
+    order: Literal["S2", "S3", "S4", "resume", "ignore"]
+    """Go to a level and stay there · decide by yourself again · do nothing about these culprits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +191,9 @@ class Decision:
     """A change of level, or why there is none, with its arithmetic."""
 
     episode: str
-    action: Literal["stay", "escalate", "replan", "restore", "hold", "obey"]
-    """stay: nothing helps · replan: same level, new plan · restore: back to S1 · hold: a plan
-    that did not work is not tried again · obey: a person said so."""
+    action: Literal["stay", "escalate", "replan", "restore", "obey"]
+    """stay: nothing helps · replan: same level, new plan · restore: back to S1 · obey: a person
+    said so."""
     level: Rung
     """The level from now on."""
     from_level: Rung
