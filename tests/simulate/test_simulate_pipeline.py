@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pipeline_events import run_events
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_events import run_events
 
 from failslow.errors import ConfigError
 from failslow.simulate.pipeline import Pipeline
@@ -49,12 +49,14 @@ def test_every_computation_is_when_an_event_simulation_has_it(
     )
 
     for case in range(cases):
-        events = run_events(
-            orders,
-            chunks,
-            lambda c, k=case: (forward_s if c.forward else backward_s)[c.chunk, k],
-            lambda c, k=case: onward_s[c.chunk, k] if c.forward else back_s[c.chunk - 1, k],
-        )
+
+        def own_s(c: Computation, case: int = case) -> float:
+            return float((forward_s if c.forward else backward_s)[c.chunk, case])
+
+        def transfer_s(c: Computation, case: int = case) -> float:
+            return float(onward_s[c.chunk, case] if c.forward else back_s[c.chunk - 1, case])
+
+        events = run_events(orders, chunks, own_s, transfer_s)
         assert {c: (start[case], end[case]) for c, (start, end) in seen.items()} == events
         for stage, order in enumerate(orders):
             assert times.stage_end_s[stage, case] == max(events[c][1] for c in order)

@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,38 +30,24 @@ from numpy.typing import NDArray
 from failslow.errors import InputError
 from failslow.records import OperationTrace
 from failslow.simulate.graph import CycleError, Graph
+from failslow.simulate.kinds import (
+    BACKWARD,
+    CLIP,
+    EMBEDDING,
+    FORWARD,
+    WAYS,
+    Way,
+    is_peer_to_peer,
+    is_replica_sync,
+)
 
-__all__ = ["BACKWARD", "FORWARD", "StepGraph", "is_communication", "is_peer_to_peer", "step_graphs"]
+__all__ = ["StepGraph", "step_graphs"]
 
 Ints: TypeAlias = "NDArray[np.int64]"
 Floats: TypeAlias = "NDArray[np.float64]"
-Way: TypeAlias = Literal["forward", "backward"]
 
-FORWARD, BACKWARD = "forward-compute", "backward-compute"
-_EMBEDDING, _CLIP = "embedding-grads-all-reduce", "optimizer-clip-main-grad"
-_WAYS: tuple[Way, Way] = ("forward", "backward")
 _SAME_MOMENT_S = 50e-6
 """Times of one worker closer than this are taken as equal."""
-
-
-def is_peer_to_peer(kind: str) -> bool:
-    """Whether an operation of this kind passes activations or their gradients on."""
-    return kind in {f"{way}-{end}" for way in _WAYS for end in ("send", "recv")}
-
-
-def is_replica_sync(kind: str) -> bool:
-    """Whether all replicas of a stage take part in an operation of this kind."""
-    return kind.startswith(("params-", "grads-", "separate-grads-"))
-
-
-def is_communication(kind: str) -> bool:
-    """Whether the network, not a device, decides how long an operation of this kind takes."""
-    return (
-        is_peer_to_peer(kind)
-        or is_replica_sync(kind)
-        or kind == _CLIP
-        or any(word in kind for word in ("reduce", "gather", "scatter", "broadcast", "all-to-all"))
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,6 +65,8 @@ class StepGraph:
     """(n,): who did what."""
     graph: Graph
     """Over the n operations, then the meetings of those that end together."""
+    disagreeing: float
+    """Share of the meetings whose ends show that clocks disagree."""
 
     def step_time_s(self, own_s: Floats) -> Floats:
         """(S,): how long each step takes when operations take `own_s` (n, S) or (n, 1)."""
@@ -220,14 +208,14 @@ class _Worker:
         _chain(main)
         _chain(beside)
         self._beside(beside, main)
-        for way in _WAYS:
+        for way in WAYS:
             self._pass(way, [n for n in passing if n.kind.startswith(way)])
         for node in self.nodes:
             if is_replica_sync(node.kind):
                 node.meeting = (node.kind, node.stage, node.seq)
-            elif node.kind == _EMBEDDING:
+            elif node.kind == EMBEDDING:
                 node.meeting = (node.kind, node.seq, "own replica")
-            elif node.kind == _CLIP:
+            elif node.kind == CLIP:
                 node.meeting = (node.kind, node.seq)
 
     def _beside(self, syncs: Iterable[_Node], main: list[_Node]) -> None:
@@ -367,7 +355,7 @@ def _assemble(
             f"{trace.source}: step {members[0][0]}: {error}; its start times contradict each other"
         ) from None
     first = rows[:, 0]
-    own_s = _own(trace, rows, groups)
+    own_s, apart = _own(trace, rows, groups)
     own_s[~keep] = 0.0
     return StepGraph(
         steps=np.asarray([step for step, _ in members], dtype=np.int64),
@@ -377,21 +365,30 @@ def _assemble(
         stage=trace.stage[first].astype(np.int64),
         kind=np.where(keep, trace.kind[first], -1).astype(np.int64),
         graph=graph,
+        disagreeing=apart,
     )
 
 
-def _own(trace: OperationTrace, rows: Ints, groups: list[Ints]) -> Floats:
-    """Durations without the wait for the last that comes to each meeting."""
+def _own(trace: OperationTrace, rows: Ints, groups: list[Ints]) -> tuple[Floats, float]:
+    """Durations without the wait for the last that comes to each meeting, and the share of
+    meetings that show clocks to disagree."""
     start_s, duration_s = trace.start_s[rows], trace.duration_s[rows]
     own_s = duration_s.copy()
     if not groups:
-        return own_s
+        return own_s, 0.0
     who = np.concatenate(groups)
     begins = np.cumsum([0, *(len(g) for g in groups[:-1])])
     sizes = [len(g) for g in groups]
-    latest = np.repeat(np.maximum.reduceat(start_s[who], begins, axis=0), sizes, axis=0)
-    shortest = np.repeat(np.minimum.reduceat(duration_s[who], begins, axis=0), sizes, axis=0)
-    left_s = start_s[who] + duration_s[who] - latest
-    # clocks that disagree: who waits least came last, and that is all it takes
-    own_s[who] = np.where(left_s >= 0, left_s, shortest)
-    return own_s
+    ends = start_s[who] + duration_s[who]
+
+    def over(what: np.ufunc, values: Floats) -> Floats:
+        """Of each meeting, for each that takes part."""
+        return np.repeat(what.reduceat(values, begins, axis=0), sizes, axis=0)
+
+    left_s = ends - over(np.maximum, start_s[who])
+    shortest_s = over(np.minimum, duration_s[who])
+    # who meets ends together, so ends further apart than that are clocks that disagree; then only
+    # durations count, and who waits least came last
+    apart = over(np.maximum, ends) - over(np.minimum, ends) > shortest_s
+    own_s[who] = np.where(apart | (left_s < 0), shortest_s, left_s)
+    return own_s, float(apart.mean())

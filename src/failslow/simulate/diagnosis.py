@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.records import WhatIfCause, WhatIfFix
-from failslow.simulate.dependencies import BACKWARD, FORWARD, StepGraph, is_communication
+from failslow.simulate.dependencies import StepGraph
+from failslow.simulate.kinds import BACKWARD, FORWARD, is_communication
 from failslow.simulate.replay import Replay, of_kinds
 
 __all__ = ["diagnose"]

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.records import OperationTrace
-from failslow.simulate.dependencies import StepGraph, is_communication
+from failslow.simulate.dependencies import StepGraph
+from failslow.simulate.kinds import is_communication
 
 __all__ = ["Choice", "Durations", "Replay", "of_kinds", "of_replica", "of_stage"]
 

@@ -22,14 +22,17 @@ from numpy.typing import NDArray
 
 from failslow.errors import InputError
 from failslow.records import OperationTrace, WhatIf
-from failslow.simulate.dependencies import is_peer_to_peer, step_graphs
+from failslow.simulate.dependencies import step_graphs
 from failslow.simulate.diagnosis import diagnose
+from failslow.simulate.kinds import is_peer_to_peer
 from failslow.simulate.replay import Choice, Replay, of_kinds, of_replica, of_stage
 
 __all__ = ["what_if"]
 
 Floats: TypeAlias = "NDArray[np.float64]"
 
+_DISAGREE = 0.25
+"""Share of meetings with contradicting times from which start times are not believed."""
 _MUCH_DELAY = 1.10
 """Measured over replayed step time from which the gaps between operations are pointed out."""
 
@@ -57,7 +60,10 @@ def what_if(trace: OperationTrace) -> WhatIf:
     rank = np.full((len(dp_ranks), len(stages)), -1, dtype=np.int32)
     rank[np.searchsorted(dp_ranks, trace.dp), np.searchsorted(stages, trace.stage)] = trace.rank
     worker = np.where(rank >= 0, np.minimum(by_dp[:, None], by_stage[None, :]), np.nan)
-    steps, measured_s = _measured(trace)
+    agree = float(np.mean([g.disagreeing for g in graphs])) < _DISAGREE
+    if not agree:
+        warnings.append("clocks of the workers disagree: only durations are used, not start times")
+    steps, measured_s = _measured(trace, by_worker=not agree)
     causes, fixes = diagnose(replay, groups)
     return WhatIf(
         source=trace.source,
@@ -79,12 +85,19 @@ def what_if(trace: OperationTrace) -> WhatIf:
     )
 
 
-def _measured(trace: OperationTrace) -> tuple[NDArray[np.int64], Floats]:
-    """The steps, and how long each took from its first start to its last end."""
-    order = np.argsort(trace.step, kind="stable")
-    steps, begins = np.unique(trace.step[order], return_index=True)
+def _measured(trace: OperationTrace, *, by_worker: bool) -> tuple[NDArray[np.int64], Floats]:
+    """The steps, and how long each took from the first start to the last end: of all workers,
+    or by each worker's own clock of the slowest."""
+    who = trace.stage * (int(trace.dp.max()) + 1) + trace.dp if by_worker else np.zeros(len(trace))
+    order = np.lexsort((who, trace.step))
+    step, who = trace.step[order], who[order]
+    begins = np.flatnonzero(
+        np.concatenate(([True], (step[1:] != step[:-1]) | (who[1:] != who[:-1])))
+    )
     start_s, end_s = trace.start_s[order], (trace.start_s + trace.duration_s)[order]
-    return steps, np.maximum.reduceat(end_s, begins) - np.minimum.reduceat(start_s, begins)
+    took_s = np.maximum.reduceat(end_s, begins) - np.minimum.reduceat(start_s, begins)
+    steps, first = np.unique(step[begins], return_index=True)
+    return steps, np.maximum.reduceat(took_s, first)
 
 
 def _operation_groups(kinds: Sequence[str]) -> Mapping[str, list[int]]:
