@@ -94,6 +94,7 @@ def test_a_killed_message_bus_is_missed_and_found_again(
         server.close()
 
 
+@pytest.mark.slow
 def test_an_agent_nobody_hears_says_so_in_a_journal_of_its_own() -> None:
     nowhere = f"tcpstore://192.0.2.1:{free_port()}"  # not of this machine: nobody can serve there
     with watched(world=1, environ={**SETTINGS, "FAILSLOW_TRANSPORT": nowhere}) as job:

@@ -25,7 +25,7 @@ from tests.transport.servers import free_port, until
 
 from failslow.journal import JournalEntry, decode_entry
 
-__all__ = ["TRAIN", "WatchedJob", "clean_environ", "watched"]
+__all__ = ["AT_ONCE", "TRAIN", "WatchedJob", "clean_environ", "watched"]
 
 TRAIN = Path(__file__).with_name("train.py")
 _ROOT = os.geteuid() == 0
@@ -33,6 +33,8 @@ _FIRST = (
     ["sh", "-c", 'echo -15 > /proc/self/autogroup; exec nice -n -15 "$@"', "sh"] if _ROOT else []
 )
 """Tests of time must not fail because of what else the machine does."""
+AT_ONCE = {"FAILSLOW_RUNTIME_NICE": "-15"} if _ROOT else {}
+"""...nor wait for agents that leave it to everybody else."""
 
 
 class WatchedJob:
@@ -156,7 +158,7 @@ def watched(
             "OMP_NUM_THREADS": "1",
             "TRAIN_FOLDER": str(folder),
             "TRAIN_WORK_MS": str(work_ms),
-            **({"FAILSLOW_RUNTIME_NICE": "-15"} if _ROOT else {}),
+            **AT_ONCE,
             **(environ or {}),
         }
         ranks = [

@@ -41,6 +41,10 @@ _BEAT_S = 1.0
 _DISCOVER_S = 0.5
 _LINGER_S = 2.0
 _FLUSH_S = 3.0
+_NO_TOKEN = (
+    "FAILSLOW_TOKEN is not set, which jobs of several nodes need; set it to the same secret on all "
+    "nodes, or start the job by failslow run"
+)
 
 
 class Agent:
@@ -174,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bus=Bus(
             partial(_locate, meet, folder),
             lambda url: Endpoint(from_url(url), job=job, sender=node, token=token),
+            **({"error": _NO_TOKEN} if meet.alone else {}),
         ),
         journal=JournalWriter(Path(environ["FAILSLOW_DIR"]) / file),
         blind_after_s=runtime.blind_after_s,

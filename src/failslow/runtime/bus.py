@@ -19,15 +19,21 @@ __all__ = ["Bus"]
 
 _WAITING = 4096
 _LOOK_S = 1.0
+_START_S = 20.0
+"""A controller may take so long to come up; its silence counts from then on."""
 
 
 class Bus:
     """locate: the address at the moment, None while there is none. connect: makes an endpoint of
-    it. Nothing here blocks or raises because of a server.
+    it. error: why there may be no address. Nothing here blocks or raises because of a server.
     """
 
     def __init__(
-        self, locate: Callable[[], str | None], connect: Callable[[str], Endpoint]
+        self,
+        locate: Callable[[], str | None],
+        connect: Callable[[str], Endpoint],
+        *,
+        error: str = "the controller has not said where it is",
     ) -> None:
         self._locate, self._connect = locate, connect
         self._lock = threading.Lock()
@@ -37,7 +43,7 @@ class Bus:
         self._looked_s = -_LOOK_S
         self._making = False
         self._since_s = time.monotonic()
-        self._error = "the controller has not said yet where it is"
+        self._error = error
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Send, or keep until there is somebody to send to; the oldest give way."""
@@ -69,7 +75,8 @@ class Bus:
         with self._lock:
             endpoint = self._endpoint
             if endpoint is None:
-                return time.monotonic() - self._since_s, self._error
+                silent_s = time.monotonic() - self._since_s - _START_S
+                return max(0.0, silent_s), self._error
         health = endpoint.health().transport
         return health.outage_s, health.last_error if health.outage_s else ""
 

@@ -5,7 +5,6 @@ In: the ring folder. Out: `WorkerSamples` with what is new, and the `WorkerState
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +79,10 @@ class Follower:
         )
 
 
+_File = tuple[Path, int]
+"""A path and its inode."""
+
+
 class NodeWatch:
     """All workers of a job on this node.
 
@@ -98,56 +101,58 @@ class NodeWatch:
         self._node, self._session = node, session
         self._find, self._config, self._say = find, config, say
         self._own = net_namespace("self")
-        self.followers: dict[Path, Follower] = {}
-        self._refused: set[Path] = set()
+        self._followers: dict[_File, Follower] = {}
+        self._refused: set[_File] = set()
 
     def discover(self) -> bool:
         """Look for rings not known yet; whether there were any."""
         found = False
         for path in self._find():
-            if path in self.followers or path in self._refused:
-                continue
             try:
+                file = (path, path.stat().st_ino)  # a process may end its ring and make another
+                if file in self._followers or file in self._refused:
+                    continue
                 follower = Follower(path, self._config)
+            except FileNotFoundError:
+                continue
             except CaptureError as error:
-                self._refused.add(path)
+                self._refused.add(file)
                 self._say(str(error))
                 continue
             if net_namespace(str(follower.pid)) not in ("", self._own):
-                self._refused.add(path)  # another node's: a test bed shares the machine
+                self._refused.add(file)  # another node's: a test bed shares the machine
                 continue
-            for old in [p for p, f in self.followers.items() if f.rank == follower.rank]:
-                if self.followers[old].ended:
-                    del self.followers[old]
-            self.followers[path] = follower
+            for old, other in list(self._followers.items()):
+                if other.rank == follower.rank and other.ended:
+                    del self._followers[old]
+            self._followers[file] = follower
             found = True
         return found
 
     def read(self) -> Iterator[WorkerSamples]:
         """What is new of every worker."""
-        for follower in self.followers.values():
-            with contextlib.suppress(FileNotFoundError):
-                samples = follower.read()
-                if samples:
-                    yield WorkerSamples(
-                        node=self._node,
-                        rank=follower.rank,
-                        worker=follower.worker,
-                        session=self._session,
-                        counted=follower.counted,
-                        told=follower.told,
-                        samples=tuple(samples),
-                    )
+        for follower in self._followers.values():
+            samples = follower.read()
+            if samples:
+                yield WorkerSamples(
+                    node=self._node,
+                    rank=follower.rank,
+                    worker=follower.worker,
+                    session=self._session,
+                    counted=follower.counted,
+                    told=follower.told,
+                    samples=tuple(samples),
+                )
 
     @property
     def alive(self) -> bool:
         """Whether any worker known still runs."""
-        return any(not follower.ended for follower in self.followers.values())
+        return any(not follower.ended for follower in self._followers.values())
 
     @property
     def states(self) -> tuple[WorkerState, ...]:
         """Every worker, by rank; of two processes of a rank the one that lives."""
         states = sorted(
-            (follower.state for follower in self.followers.values()), key=lambda s: s.alive
+            (follower.state for follower in self._followers.values()), key=lambda s: s.alive
         )
         return tuple(sorted({s.rank: s for s in states}.values(), key=lambda s: s.rank))

@@ -1,0 +1,275 @@
+"""Following the workers of a node by their rings, and the agent's and controller's own loops."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.runtime.watched import AT_ONCE
+from tests.transport.servers import until
+
+from failslow.capture.layout import CALL, NO_GROUP, OPTIMIZER_STEP
+from failslow.capture.ring import RingWriter, find_rings
+from failslow.config import RuntimeConfig, TrackConfig
+from failslow.journal import JournalWriter, read_journal
+from failslow.pipeline import Pipeline
+from failslow.records import StepSample
+from failslow.runtime.agent import Agent
+from failslow.runtime.bus import Bus
+from failslow.runtime.controller import Controller, SteadyClock, read_tail
+from failslow.runtime.launch import launch
+from failslow.runtime.metrics import Metrics
+from failslow.runtime.node import NodeWatch
+from failslow.runtime.supervise import worker_lives
+from failslow.runtime.transport import Endpoint, from_url
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+GONE = f"{2**22 + 1}-1"
+"""A process that never was."""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> Mapping[str, str]:
+    return {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
+
+
+class Trainer:
+    """A worker's ring, filled as a DDP job with an optimizer hook would."""
+
+    def __init__(self, rank: int, environ: Mapping[str, str], capacity: int = 1024) -> None:
+        self.ring = RingWriter.create(
+            job="job", rank=rank, world_size=2, description={}, capacity=capacity, environ=environ
+        )
+        self.now_ns = time.monotonic_ns()
+
+    def iterate(self, count: int, duration_s: float = 0.1) -> None:
+        for _ in range(count):
+            self.now_ns += round(duration_s * 1e9)
+            start, end = self.now_ns - 10_000_000, self.now_ns - 1_000_000
+            self.ring.append(start, end, 5_000_000, 4096, 1000, 1, -1, 2, 1, CALL, 6, 0, 0)
+            self.ring.append(
+                self.now_ns, self.now_ns, 0, 0, 0, 1, -1, 0, 0, OPTIMIZER_STEP, 0, 0, NO_GROUP
+            )
+
+
+@pytest.fixture
+def trainers(environ: Mapping[str, str]) -> Iterator[list[Trainer]]:
+    made = [Trainer(0, environ), Trainer(1, environ)]
+    yield made
+    for trainer in made:
+        trainer.ring.close()
+
+
+def node_watch(environ: Mapping[str, str], said: list[str]) -> NodeWatch:
+    return NodeWatch(
+        node="n1",
+        session=7,
+        find=lambda: find_rings("job", environ),
+        config=TrackConfig(),
+        say=said.append,
+    )
+
+
+def test_every_worker_is_followed_with_times_of_day(
+    environ: Mapping[str, str], trainers: list[Trainer]
+) -> None:
+    watch = node_watch(environ, [])
+    assert watch.discover()
+    assert not watch.discover()
+    trainers[0].iterate(20)
+    trainers[1].iterate(20, 0.2)
+    events = {event.rank: event for event in watch.read()}
+    assert len(events[0].samples) >= 18
+    assert events[1].samples[-1].duration_s == pytest.approx(0.2)
+    off_s = time.time() - time.monotonic()
+    assert events[0].samples[-1].end_s == pytest.approx(trainers[0].now_ns / 1e9 + off_s, abs=0.01)
+    assert events[0].counted
+    assert [(s.rank, s.alive, s.source) for s in watch.states] == [
+        (0, True, "optimizer"),
+        (1, True, "optimizer"),
+    ]
+    assert list(watch.read()) == []
+
+
+def test_overwritten_records_are_told(environ: Mapping[str, str]) -> None:
+    trainer = Trainer(0, environ, capacity=64)
+    watch = node_watch(environ, [])
+    watch.discover()
+    trainer.iterate(100)
+    (event,) = watch.read()
+    assert not event.counted
+    assert watch.states[0].lost_records > 100
+    trainer.ring.close()
+
+
+def test_a_worker_that_ended_is_read_to_its_end_and_replaced_by_the_next(
+    environ: Mapping[str, str],
+) -> None:
+    trainer = Trainer(0, environ)
+    watch = node_watch(environ, [])
+    watch.discover()
+    trainer.iterate(20)
+    trainer.ring.close()
+    (event,) = watch.read()
+    assert len(event.samples) >= 18
+    assert not watch.alive
+    assert not watch.states[0].alive
+    following = Trainer(0, environ)
+    assert watch.discover()
+    assert [s.alive for s in watch.states] == [True]
+    following.ring.close()
+
+
+def test_what_is_no_ring_is_said_once(environ: Mapping[str, str], tmp_path: Path) -> None:
+    (tmp_path / f"failslow-{os.getuid()}-job-r0-p{os.getpid()}.ring").write_bytes(b"x" * 20_000)
+    said: list[str] = []
+    watch = node_watch(environ, said)
+    assert not watch.discover()
+    assert not watch.discover()
+    assert len(said) == 1
+    assert "is no ring of failslow" in said[0]
+
+
+def connect(url: str, sender: str) -> Endpoint:
+    return Endpoint(from_url(url), job="job", sender=sender, token=TOKEN)
+
+
+def test_agent_and_controller_carry_iterations_from_rings_to_the_journal(
+    environ: Mapping[str, str], trainers: list[Trainer], tmp_path: Path
+) -> None:
+    url = f"memory://{tmp_path.name}"
+    heard = connect(url, "controller")
+    metrics = Metrics(job="job", node="n1")
+    agent = Agent(
+        node="n1",
+        worker=GONE,
+        watch=node_watch(environ, []),
+        session=7,
+        bus=Bus(lambda: url, lambda address: connect(address, "n1")),
+        journal=JournalWriter(tmp_path / "agent.jsonl"),
+        blind_after_s=10.0,
+        metrics=metrics,
+    )
+    journal = JournalWriter(tmp_path / "journal.jsonl")
+    pipeline = Pipeline(launch="1-1", runtime=RuntimeConfig(worker_interval_s=0.001))
+    controller = Controller(worker=GONE, pipeline=pipeline, endpoint=heard, journal=journal)
+    clock = SteadyClock()
+    controller.start([], clock.now_s())
+    trainers[0].iterate(15)
+    trainers[1].iterate(15)
+
+    def seen(count: int) -> bool:
+        agent.turn(time.monotonic())
+        controller.turn(clock)
+        steps = [e for e in read_journal(journal.path) if e.kind == "step" and e.rank is None]
+        return len(steps) >= count
+
+    until(lambda: seen(13))
+    for trainer in trainers:
+        trainer.iterate(5)
+        trainer.ring.close()
+    until(lambda: seen(18))
+    later_s = time.monotonic() + 60.0
+    assert agent.turn(later_s)  # it lingers: torchrun may restart the workers
+    assert not agent.turn(later_s + 10.0)
+    agent.leave()
+    until(lambda: not controller.turn(clock))
+    controller.end(clock.now_s())
+    entries = list(read_journal(journal.path))
+    steps = [e.record for e in entries if e.kind == "step" and e.rank is None]
+    assert [s.step for s in steps] == list(range(len(steps)))
+    assert steps[-1].duration_s == pytest.approx(0.1)
+    assert {e.rank for e in entries if e.kind == "step"} == {None, 0, 1}
+    assert [e.record["event"] for e in entries if e.kind == "health" and "event" in e.record][
+        -1
+    ] == "ended"
+    assert not (tmp_path / "agent.jsonl").exists()
+
+
+def test_a_tail_is_the_end_of_the_journal_over_its_rotation(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "journal.jsonl", max_bytes=4000)
+    for step in range(60):
+        sample = StepSample(step=step, duration_s=0.1, end_s=0.1 * step)
+        writer.append(sample, t=float(step))
+    writer.close()
+    assert (tmp_path / "journal.jsonl.1").exists()
+    everything = [e.record.step for e in read_tail(writer.path)]
+    assert everything == sorted(everything)
+    assert everything[-1] == 59
+    tail = [e.record.step for e in read_tail(writer.path, 1000)]
+    assert tail == everything[-len(tail) :]
+    assert 2 <= len(tail) < 10
+    assert list(read_tail(tmp_path / "none.jsonl")) == []
+
+
+def test_a_process_is_known_by_pid_and_start() -> None:
+    stat = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    assert worker_lives(f"{os.getpid()}-{stat[19]}")
+    assert not worker_lives(f"{os.getpid()}-{int(stat[19]) + 1}")
+    assert not worker_lives(GONE)
+
+
+LAUNCH = """
+import json, os, sys, time
+from failslow.runtime.launch import launch
+began = time.monotonic()
+said = [launch(), launch()]
+took = time.monotonic() - began
+try:
+    os.wait()
+except ChildProcessError:
+    said.append("no child")
+print(json.dumps([said, took, sorted(m for m in sys.modules if m in ("numpy", "pydantic"))]))
+sys.stdin.read()
+"""
+
+
+def test_a_launch_takes_no_time_and_leaves_the_trainer_no_child(tmp_path: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("FAILSLOW")} | {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "FAILSLOW_JOB": "launched",
+        "FAILSLOW_CAPTURE_FOLDER": str(tmp_path),
+        **AT_ONCE,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCH],
+        env=environ,
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said, took_s, modules = json.loads(process.stdout.readline())
+        assert said == [True, False, "no child"]
+        assert took_s < 2.0  # a few ms; the machine may be busy
+        assert modules == []
+        lock = tmp_path / f"failslow-{os.getuid()}-launched.run" / "controller.lock"
+        until(lambda: lock.exists() and lock.read_text(), 60.0)
+        until((tmp_path / "failslow-runs" / "launched" / "journal.jsonl").exists, 60.0)
+        process.communicate("")
+    until(lambda: not lock.exists(), 60.0)  # all ended with the worker
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LOCAL_RANK": "1"},
+        {"FAILSLOW_AGENT": "0"},
+        {"FAILSLOW_LAUNCHED": "1"},
+    ],
+)
+def test_only_the_first_worker_of_a_node_launches(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    environ = {"RANK": "1", "FAILSLOW_CAPTURE_FOLDER": str(tmp_path), **variables}
+    assert not launch(environ)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,149 @@
+"""`failslow run`: what the command gets, and that nothing stands between it and its caller."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.runtime.watched import TRAIN, clean_environ, watched
+from tests.transport.servers import free_port, until
+
+FAILSLOW = str(Path(sys.executable).with_name("failslow"))
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FAILSLOW, "run", *arguments],
+        cwd=cwd,
+        env=clean_environ() | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_the_command_gets_the_environment_that_has_it_watched(tmp_path: Path) -> None:
+    config = tmp_path / "failslow.toml"
+    config.touch()
+    done = run(
+        "--job", "pretrain7", "--mode", "advise", "--transport", "redis://10.0.0.5",
+        "--config", "failslow.toml", "--", sys.executable, "-c", SHOW,
+        cwd=tmp_path,
+    )  # fmt: skip
+    environ = json.loads(done.stdout)
+    assert environ["FAILSLOW"] == "1"
+    assert environ["FAILSLOW_JOB"] == "pretrain7"
+    assert environ["FAILSLOW_MODE"] == "advise"
+    assert environ["FAILSLOW_TRANSPORT"] == "redis://10.0.0.5"
+    assert environ["FAILSLOW_CONFIG"] == str(config)
+    assert environ["FAILSLOW_DIR"] == str(tmp_path / "failslow-runs" / "pretrain7")
+    assert "failslow-runs/pretrain7/journal.jsonl" in done.stderr
+
+
+def test_nodes_that_share_the_folder_share_a_secret_token(tmp_path: Path) -> None:
+    first, second = (
+        json.loads(run("-q", sys.executable, "-c", SHOW, cwd=tmp_path).stdout) for _ in range(2)
+    )
+    assert first["FAILSLOW_TOKEN"] == second["FAILSLOW_TOKEN"]
+    kept = tmp_path / "failslow-runs" / ".token"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    given = run(sys.executable, "-c", SHOW, cwd=tmp_path, FAILSLOW_TOKEN="t" * 40)
+    assert json.loads(given.stdout)["FAILSLOW_TOKEN"] == "t" * 40
+
+
+def test_options_of_the_command_are_its_own(tmp_path: Path) -> None:
+    done = run("-q", "sh", "-c", 'echo "$@"', "sh", "--job", "x", "-q", "--", "y", cwd=tmp_path)
+    assert done.stdout == "--job x -q -- y\n"
+    assert done.stderr == ""
+
+
+def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
+    assert run("-q", "sh", "-c", "exit 77", cwd=tmp_path).returncode == 77
+    killed = run("-q", "sh", "-c", "kill -SEGV $$", cwd=tmp_path)
+    assert killed.returncode == -signal.SIGSEGV
+
+
+def test_signals_reach_the_command_itself(tmp_path: Path) -> None:
+    script = "trap 'echo got; exit 5' USR1; echo $$; while :; do sleep 0.05; done"
+    with subprocess.Popen(
+        [FAILSLOW, "run", "-q", "--", "sh", "-c", script],
+        cwd=tmp_path,
+        env=clean_environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.read() == "got\n"
+    assert process.returncode == 5
+
+
+def test_a_reader_that_goes_away_ends_the_command_as_ever(tmp_path: Path) -> None:
+    # Python ignores SIGPIPE; what it starts must not
+    done = subprocess.run(
+        f"{FAILSLOW} run -q -- sh -c 'while :; do echo y; done; exit 3' | head -1; "
+        'echo "${PIPESTATUS[0]}"',
+        shell=True,
+        executable="/bin/bash",
+        cwd=tmp_path,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == f"y\n{128 + signal.SIGPIPE}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nosuchcommand"], 127, "nosuchcommand: cannot be run: No such file"),
+        (["/"], 126, "/: cannot be run: Permission denied"),
+        ([], 1, "Missing argument"),
+        (["--mode", "mad", "true"], 1, "is none of observe, advise, auto"),
+        (["--transport", "http://x", "true"], 1, "write tcpstore://HOST:PORT"),
+        (["--config", "nosuch.toml", "true"], 1, "no such file"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == code
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("failslow: ")
+    assert says in line
+
+
+def test_a_folder_that_cannot_be_made_costs_the_watching_and_not_the_job(tmp_path: Path) -> None:
+    (tmp_path / "failslow-runs").touch()
+    done = run("sh", "-c", "echo trained", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "no token for several nodes" in done.stderr
+
+
+def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    command = [
+        FAILSLOW, "run", "--", torchrun, "--nproc-per-node", "2",
+        "--master-port", str(free_port()), str(TRAIN),
+    ]  # fmt: skip
+    with watched(world=2, command=command, environ={"FAILSLOW": "0"}) as job:
+        job.until(lambda: len(job.steps()) >= 10)
+        job.stop()
+        until(lambda: not job.ours(), 20.0)
+        assert job.health("controller")[-1]["event"] == "ended"
+        assert job.health("agent")[-1]["left"]
+        assert not list((job.folder / "rings").iterdir())
+        assert {e.rank for e in job.entries("step")} == {None, 0, 1}
+        assert os.path.relpath(job.journal_path) in (job.folder / "out0.txt").read_text()
