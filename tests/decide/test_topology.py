@@ -293,7 +293,7 @@ def test_placement_that_is_none_is_refused() -> None:
         ({"pp_s": float("nan")}, "pp_s holds nan"),
     ],
 )
-def test_model_that_does_not_fit_together_is_refused(changed: dict[str, object], told: str) -> None:
+def test_model_that_does_not_fit_together_is_refused(changed: dict[str, Any], told: str) -> None:
     model = healthy(2, 2)
     with pytest.raises(PlanError, match=told):
         replace(model, **changed)
