@@ -37,14 +37,18 @@ def write_html(
     title: str = "failslow report",
     study: Study | None = None,
     errors: Sequence[tuple[str, str]] = (),
+    after_summary: str = "",
     made_at: str = "",
 ) -> None:
     """Write the page. Raises OutputError when `path` cannot be written.
 
     errors: (source, message) of inputs that could not be read; shown below the summary.
+    after_summary: HTML of our own that stands between the summary and the jobs.
     made_at: printed in the footer; left out of the page when empty.
     """
-    write_atomically(path, _page(pictures, title, study, errors, made_at))
+    write_atomically(
+        path, _page(pictures, title, study, errors, after_summary=after_summary, made_at=made_at)
+    )
 
 
 def _page(
@@ -52,6 +56,8 @@ def _page(
     title: str,
     study: Study | None,
     errors: Sequence[tuple[str, str]],
+    *,
+    after_summary: str,
     made_at: str,
 ) -> Iterator[str]:
     analyses = [p.analysis for p in pictures]
@@ -61,6 +67,7 @@ def _page(
     for source, message in errors:
         text = message if source in message else f"{source}: {message}"
         yield f'<p class="bad-file">{escape(text)}</p>\n'
+    yield after_summary
     yield '<noscript><p class="card">The charts need JavaScript; the tables do not.</p></noscript>'
     for number, picture in enumerate(pictures, start=1):
         yield from _job(number, picture)

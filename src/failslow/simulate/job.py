@@ -12,7 +12,6 @@ same iterations without any fault, noise and all, are the truth to compare with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -87,11 +86,8 @@ class SimulatedJob:
         return float((self.series.duration_s - self.healthy_s).sum())
 
 
-def simulate(scenario: Scenario, *, begin: Callable[[int], None] | None = None) -> SimulatedJob:
-    """Run the scenario; equal scenarios give equal jobs.
-
-    begin: called with the number of iterations done, before each block.
-    """
+def simulate(scenario: Scenario) -> SimulatedJob:
+    """Run the scenario; equal scenarios give equal jobs."""
     model = _Model(scenario)
     n = scenario.iterations
     factor, spike = iteration_factors(scenario.noise, n, scenario.seed)
@@ -103,8 +99,6 @@ def simulate(scenario: Scenario, *, begin: Callable[[int], None] | None = None) 
     levels = np.ones((n, len(scenario.faults)))
     now_s = 0.0
     for first in range(0, n, model.block):
-        if begin is not None:
-            begin(first)
         last = min(first + model.block, n)
         block = _Block(model, first // model.block, last - first)
         plain_s = block.durations(model.healthy)
