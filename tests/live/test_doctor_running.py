@@ -156,6 +156,13 @@ def test_an_unknown_job_fails_with_what_to_do(machine: Machine) -> None:
     assert "FAILSLOW_JOB" in checks["rings"].remedy
 
 
+def test_a_controller_that_has_written_nothing_yet_is_a_warning(machine: Machine) -> None:
+    machine.ring(0)
+    machine.part("controller")
+
+    assert machine.checks()["journal"].status == "warn"
+
+
 def test_a_journal_nobody_writes_fails_and_an_ended_one_does_not(machine: Machine) -> None:
     machine.steps(time.time() - 300)
     machine.ring(0)

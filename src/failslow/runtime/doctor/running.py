@@ -48,13 +48,7 @@ def running_checks(job: str, environ: Mapping[str, str], *, now_s: float) -> Ite
     name = place.name if place else job
     seen = _look(place, now_s)
     if seen is None:
-        where = f"in {place.folder}" if place else f"of {job!r} in this folder"
-        yield Check(
-            "journal",
-            "fail",
-            f"no journal {where}",
-            "name the folder of its run, or run doctor where the job was started",
-        )
+        yield _no_journal(job, place, starting=_lives("controller.lock", run_folder(name, environ)))
     elif isinstance(seen, str):
         yield Check("journal", "fail", seen, "see its permissions")
     else:
@@ -95,6 +89,10 @@ def part_lives(lock: Path) -> bool:
     return False
 
 
+def _lives(pattern: str, folder: Path | None) -> bool:
+    return folder is not None and any(map(part_lives, folder.glob(pattern)))
+
+
 def _look(place: RunPlace | None, now_s: float) -> LiveJob | str | None:
     """The job as its journal has it; why that cannot be read; None without one."""
     if place is None or not place.has_journal:
@@ -106,6 +104,15 @@ def _look(place: RunPlace | None, now_s: float) -> LiveJob | str | None:
     except FailslowError as error:
         return str(error)
     return state.look(now_s)
+
+
+def _no_journal(job: str, place: RunPlace | None, *, starting: bool) -> Check:
+    where = f"in {place.folder}" if place else f"of {job!r} in this folder"
+    if starting and place:
+        found = f"no journal {where} yet, and a controller that has just come up"
+        return Check("journal", "warn", found, "wait, and leave a little of a core to it")
+    remedy = "name the folder of its run, or run doctor where the job was started"
+    return Check("journal", "fail", f"no journal {where}", remedy)
 
 
 def _journal(job: LiveJob) -> Check:
@@ -176,7 +183,7 @@ def _parts(
     folder = run_folder(job, environ)
     locks = {"agent": "agent-*.lock", "controller": "controller.lock"}
     for part, pattern in locks.items():
-        if folder is not None and any(part_lives(lock) for lock in folder.glob(pattern)):
+        if _lives(pattern, folder):
             yield Check(part, "pass", f"the {part} runs on this node")
         elif not watched:
             yield Check(part, "info", f"no {part} runs on this node")
