@@ -91,6 +91,34 @@ def test_one_call_at_a_time_gives_the_same(marked: bool) -> None:
     assert found.samples == expected
 
 
+@given(seed=st.integers(0, 2**32 - 1), loops=st.integers(1, 40), cut=st.integers(1, 60))
+@settings(max_examples=40)
+def test_any_records_are_taken_and_their_division_leaves_no_trace(
+    seed: int, loops: int, cut: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    calls = np.zeros(int(rng.integers(1, 40)), CALL_COLUMNS)
+    calls["kind"] = rng.choice([1, 1, 1, 1, 1, 1, 2, 3, 4, 5], len(calls))
+    calls["op"] = rng.integers(0, 14, len(calls))
+    calls["group"] = rng.choice([0, 1, 0xFFFF], len(calls))
+    calls["size_bytes"] = rng.choice([0, -1, 8, 4096, 10**9], len(calls))
+    calls["wait_ns"] = rng.integers(0, 10**6, len(calls))
+    calls = np.tile(calls, loops)
+    broken = rng.random(len(calls)) < rng.choice([0.0, 0.02, 0.3])
+    calls["size_bytes"][broken] = rng.integers(0, 10**6, int(broken.sum()))
+    # threads write their records late: starts are not always in order
+    calls["start_ns"] = np.cumsum(rng.integers(-(10**5), 10**7, len(calls)))
+    whole = Tracker(ops=OPS)
+    expected = whole.update(calls) + whole.finish()
+    tracker = Tracker(ops=OPS)
+    samples: list[StepSample] = []
+    for begin in range(0, len(calls), cut):
+        samples += tracker.update(calls[begin : begin + cut])
+    assert samples + tracker.finish() == expected
+    assert all(sample.duration_s > 0 for sample in expected)
+    assert all((sample.compute_s or 0.0) >= 0 for sample in expected)
+
+
 def test_the_optimizer_mark_serves_from_the_second_on() -> None:
     played = play([start_up(), *[Stretch(fsdp(32))] * 10])
     found = follow(played.calls, played.ends_s)

@@ -146,8 +146,8 @@ def candidate_lags(symbols: NDArray[Any], max_lag: int, limit: int = 24) -> list
     """Lags 1 … max_lag worth a closer look, at most 2 · `limit`, ascending.
 
     The peaks of the share of matches, once with all matches equal and once with all *symbols*
-    equal: the one call in 64 that differs is what tells 64 from 1. A multiple of a lag that
-    matches no worse is left out.
+    equal: the one call in 64 that differs is what tells 64 from 1. Multiples of a lag at which
+    its matches only fade are left out.
     """
     count = len(symbols)
     max_lag = min(max_lag, count - 1)
@@ -165,12 +165,18 @@ def candidate_lags(symbols: NDArray[Any], max_lag: int, limit: int = 24) -> list
         order = peaks[np.lexsort((peaks, -share[peaks]))][: 8 * limit]
         chosen: list[int] = []
         for lag in order.tolist():
-            if not any(lag % c == 0 and share[c] >= share[lag] for c in chosen):
+            if not any(lag % c == 0 and _fades(share, lag, c) for c in chosen):
                 chosen.append(lag)
                 if len(chosen) == limit:
                     break
         found.update(chosen)
     return sorted(found)
+
+
+def _fades(share: NDArray[np.float64], lag: int, step: int) -> bool:
+    """Whether the matches at `lag`, a multiple of `step`, are but the rest of those at `step`."""
+    after = share[lag + step] if lag + step < len(share) else 0.0
+    return bool(share[step] >= share[lag] and share[lag] <= max(share[lag - step], after))
 
 
 def repeat_levels(

@@ -159,17 +159,19 @@ class Follower:
             return None
         last = [recent[index][0] for index in range(-gram, 0)]
         if self._expected is not None:
-            stayed = (self._expected + self.astray - gram) % self.length
-            for place in (self._expected, stayed):
+            places = [self._expected]
+            if self.astray <= 2 * gram:  # a call or two were others, or in another order
+                places.append((self._expected + self.astray - gram) % self.length)
+            for place in places:
                 if last == self._tile[place : place + gram].tolist():
                     return place, gram
         value = 0
         for key in last:
             value = (value * _PRIME + key) & _WORD
-        hashes, places = self._places
+        hashes, starts = self._places
         index = int(np.searchsorted(hashes, np.uint64(value)))
         if index < len(hashes) and int(hashes[index]) == value:
-            return int(places[index]), gram
+            return int(starts[index]), gram
         return None
 
     def _regain(self, place: int, back: int) -> None:

@@ -35,6 +35,8 @@ _SHORT_REPEATS = 64
 """of them, for a step mark to come first or a longer unit to show."""
 _ESTABLISHED = 16
 """Iterations after which calls that do not fit may be a new program, not a longer unit."""
+_WHOLE_ITERATIONS = 3
+"""Iterations' worth of calls to see before a loop may be a program of its own."""
 _CLEAN_ENOUGH = 3
 """Iterations without a foreign call after which what was astray is forgotten."""
 _DIRTY_ENOUGH = 4
@@ -186,13 +188,13 @@ class PeriodFollower:
         if self._buffer is not None and (full or len(self._buffer) >= self._next_search):
             self._next_search = _later(len(self._buffer), len(self._buffer))
             if self._may_search():
-                self._search(self._buffer.rows)
+                self._search(self._buffer.rows, tail=False)
         if self._buffer is not None and self._left_at is not None:
             tail = len(self._buffer) - self._left_at
             if len(self._buffer) >= self._next_tail_search:
                 self._next_tail_search = _later(len(self._buffer), tail)
                 if self._may_search_tail():
-                    self._search(self._buffer.rows[self._left_at :])
+                    self._search(self._buffer.rows[self._left_at :], tail=True)
         if self._probation_calls and self.buffered >= self._probation_calls:
             self._end_probation()
         if self.buffered >= self._capacity:
@@ -212,29 +214,40 @@ class PeriodFollower:
             return False
         return not self._follower.on_track or self._dirty >= _DIRTY_ENOUGH
 
-    def _search(self, rows: Rows) -> None:
+    def _search(self, rows: Rows, *, tail: bool) -> None:
         unit = find_unit(rows, self._ops, min_bytes=self._min_bytes)
         if unit is None:
             return
-        old, follower = self.unit, self._follower
-        if old is None or follower is None:
+        old = self.unit
+        if old is None:
             self._adopt(unit, rows)
         elif old.same(unit):
             self._dirty = 0
-            if len(rows) == self.buffered:
+            if not tail:
                 self._doubt = False
                 self._pass_on([])
-        elif self._replaces(unit, old, follower):
-            if len(rows) < self.buffered and not self._doubt:
+        elif self._replaces(unit, old, len(rows), tail):
+            if tail and not self._doubt:
                 self._settle()  # another program, not a longer unit: what was held is right
             self.generation += 1
             self._adopt(unit, rows)
 
-    def _replaces(self, unit: Unit, old: Unit, follower: Follower) -> bool:
-        """Whether a unit found is to be followed rather than the one that is."""
-        if not self.locked or unit.strength != old.strength:
-            return not self.locked or unit.strength > old.strength
-        return self._doubt or bool(self._dirty) or not follower.on_track
+    def _replaces(self, unit: Unit, old: Unit, count: int, tail: bool) -> bool:
+        """Whether a unit found in the last `count` calls is to be followed rather than `old`."""
+        if not self.locked:
+            return True
+        if unit.strength != old.strength:
+            return unit.strength > old.strength
+        if unit.inside(old):  # perhaps a loop in an iteration of which no more was seen
+            return not self._doubt and self._lost and count >= _WHOLE_ITERATIONS * len(old.keys)
+        if self._doubt:
+            return True
+        return not unit.several(old, self._ops) and (tail or self._lost)
+
+    @property
+    def _lost(self) -> bool:
+        follower = self._follower
+        return follower is not None and follower.astray > 2 * follower.length + 32
 
     def _adopt(self, unit: Unit, rows: Rows) -> None:
         """Follow `unit` from the first of `rows`: what passed while searching is timed too."""

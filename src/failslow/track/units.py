@@ -29,6 +29,8 @@ _MIN_REPEATS = 8
 _MIN_LONG_REPEATS = 4
 """The same for units longer than `_LONG` calls: those do not repeat by chance."""
 _LONG = 4096
+_SHORT = 4
+"""Calls of a unit that may well be a loop: sizes and counts are looked at closely."""
 _MIN_SINGLE_REPEATS = 9
 """...for a unit of one call."""
 _MIN_UNREDUCED_REPEATS = 64
@@ -114,6 +116,25 @@ class Unit:
             np.sort(self.keys), np.sort(other.keys)
         )
 
+    def inside(self, other: Unit) -> bool:
+        """Shorter than the other, and of calls the other makes too: perhaps a loop in it."""
+        return len(self.keys) < len(other.keys) and bool(
+            np.isin(self.rows["kind_key"], other.rows["kind_key"]).all()
+        )
+
+    def several(self, other: Unit, ops: OpKinds) -> bool:
+        """Two or more of the other's iterations, and no more work than theirs besides."""
+        anchor = other.keys[other.anchor]
+        times = int(np.count_nonzero(self.keys == anchor)) // int(
+            np.count_nonzero(other.keys == anchor)
+        )
+        least = other.weighty_bytes(ops)
+        mine, its = (
+            np.count_nonzero(ops.reduces[rows["op"]] & (rows["size_bytes"] >= least))
+            for rows in (self.rows, other.rows)
+        )
+        return times > 1 and bool(mine <= times * its)
+
     @property
     def anchor_occurs_once(self) -> bool:
         """The anchor is known by its symbol, not only by its position."""
@@ -136,7 +157,7 @@ class Unit:
         Such calls belong to an iteration of which this unit is a part. In a unit of few calls
         the size counts, in a longer one a call of the same op on the same group is no news.
         """
-        name = "key" if len(self.rows) <= 4 and not len(self.view.sizeless) else "kind_key"
+        name = "key" if len(self.rows) <= _SHORT and not len(self.view.sizeless) else "kind_key"
         working = ops.reduces[rows["op"]] | ops.sends[rows["op"]]
         news: NDArray[np.bool_] = (
             working
@@ -237,7 +258,7 @@ class _Stretch:
         alphabet = np.zeros(int(codes.max()) + 1, np.bool_)
         alphabet[codes[end - lag : end]] = True
         others = rows[~mask]
-        elsewhere = np.count_nonzero(alphabet[codes[~mask]])
+        elsewhere = np.count_nonzero(alphabet[codes]) - level.explained
         alike = np.isin(others["kind_key"], block["kind_key"])
         resized = np.count_nonzero(alike & (others["size_bytes"] >= self.min_bytes))
         if max(elsewhere, resized) * 3 > level.explained:
@@ -252,6 +273,11 @@ class _Stretch:
         keys = self.keys[end - lag : end].copy()
         unit = Unit(self.view, block, keys, _anchor(block, keys, ops))
         begin = int(np.argmax(mask))
+        if lag <= _SHORT:
+            work = ops.reduces[rows["op"]] & (rows["size_bytes"] >= self.min_bytes)
+            left = work[begin:].sum() - work[end - lag : end].sum() * level.explained / lag
+            if left > max(lag, work[begin:].sum() / 16):
+                return None  # the same work is also done outside: of a longer iteration
         news = np.flatnonzero(~mask & unit.foreign_work(rows, ops))
         return unit if _sporadic(news[news > begin] - begin, lag, len(rows) - begin) else None
 
@@ -292,7 +318,9 @@ def _sporadic(positions: NDArray[np.int64], lag: int, count: int) -> bool:
     if len(events) == 1:
         return since > 2 * int(events[0]) + lag
     gaps = np.diff(events)
-    return bool(gaps.max() > 1.25 * gaps.min() + lag or since > 1.25 * gaps.max() + lag)
+    usual = float(np.median(gaps))
+    alike = np.count_nonzero(np.abs(gaps - usual) <= 0.25 * usual + lag)
+    return bool(alike * 2 < len(gaps) or since > 2 * gaps.max() + lag)
 
 
 def _weighty(rows: Rows, ops: OpKinds) -> int:
