@@ -241,10 +241,10 @@ def _capture(workers: list[_Process], timeout_s: float) -> Check:
         return Check(
             "capture",
             "warn",
-            f"by the {status['mode']}, which does not see {', '.join(status['missed'])}",
+            f"mode {status['mode']}, which does not see {', '.join(status['missed'])}",
             "mark iterations in the trainer with step(), or use a torch failslow is tested with",
         )
-    return Check("capture", "pass", f"by the {status['mode']}: every collective is seen")
+    return Check("capture", "pass", f"mode {status['mode']}: every collective is seen")
 
 
 def _records(job: str, environ: Mapping[str, str], workers: list[_Process]) -> Check:
