@@ -95,11 +95,13 @@ def simulate(
         document = {**analysis_document([analysis]), "simulation": truth_document(truth)}
         emit(dumps(document) + "\n")
     elif not quiet:
+        from rich.console import Group
+        from rich.text import Text
+
         from failslow.report.simulation import truth_view
         from failslow.report.terminal import analysis_view
 
-        emit_view(analysis_view([analysis]))
-        emit_view(truth_view(truth))
+        emit_view(Group(analysis_view([analysis]), Text(), truth_view(truth)))
     if html is not None:
         from failslow.report.html import write_html
         from failslow.report.picture import job_picture

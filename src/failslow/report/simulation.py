@@ -4,8 +4,8 @@ In: rows of plain values, so that nothing here knows the simulator. Out: a rende
 a plain dict.
 
       truth (the scenario's faults)
-      fault      cause               where   steps        slowdown  found
-      congest    network congestion  node 3  621–700      ×5.02     yes, 1 (+2 iterations)
+      fault    cause               where   steps    slowdown  found
+      congest  network congestion  node 3  621–700  ×5.02     episode 1, 2 iterations late
 """
 
 from __future__ import annotations
@@ -150,9 +150,14 @@ def _cells(row: TruthRow) -> list[str]:
 def _found(row: TruthRow) -> str:
     if row.episodes:
         numbers = ", ".join(str(number) for number in row.episodes)
-        late = f" ({row.onset_error:+d} iterations)" if row.onset_error is not None else ""
-        return f"episode {numbers}{late}"
+        return f"episode {numbers}, {_when(row.onset_error or 0)}"
     return "missed" if row.counts else "too small to be one"
+
+
+def _when(error: int) -> str:
+    if not error:
+        return "on time"
+    return f"{units.plural(abs(error), 'iteration')} {'late' if error > 0 else 'early'}"
 
 
 def _style(row: TruthRow) -> str:

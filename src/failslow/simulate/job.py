@@ -55,11 +55,9 @@ class FaultTruth:
     slowdown: float
     """Median of the iterations in which it acted (with all else that acted) over the same
     iterations without faults."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it slowed the job enough to be called a fail-slow."""
-        return self.slowdown >= _WORTH
+    counts: bool
+    """It is a fail-slow as the design defines one: from its first iteration to its last the
+    median is slower by 10 % or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,13 +100,13 @@ def simulate(scenario: Scenario) -> SimulatedJob:
         last = min(first + model.block, n)
         block = _Block(model, first // model.block, last - first)
         plain_s = block.durations(model.healthy)
-        own, extra = factor[first:last], spike[first:last]
-        healthy_s[first:last] = plain_s * (own + extra) + pause[first:last]
+        own, extra_s = factor[first:last], plain_s * spike[first:last] + pause[first:last]
+        healthy_s[first:last] = plain_s * own + extra_s
         for i in range(first, last):
             state = model.state(now_s)
             levels[i] = state
             k = i - first
-            duration_s[i] = block.durations(state)[k] * own[k] + plain_s[k] * extra[k] + pause[i]
+            duration_s[i] = block.durations(state)[k] * own[k] + extra_s[k]
             compute_s[i] = block.compute(state)[k]
             now_s += duration_s[i]
     series = _series(scenario, duration_s)
@@ -230,7 +228,8 @@ class _Block:
 
 def _flat(values: Floats) -> Floats:
     """(chunks, iterations, replicas) -> (chunks, cases)."""
-    return np.ascontiguousarray(values.reshape(len(values), -1))
+    chunks, iterations, replicas = values.shape
+    return np.ascontiguousarray(values.reshape(chunks, iterations * replicas))
 
 
 def _series(scenario: Scenario, duration_s: Floats) -> StepSeries:
@@ -266,6 +265,9 @@ def _truth(scenario: Scenario, levels: Floats, slowdown: Floats) -> tuple[FaultT
                 start_step=int(acting[0]) + 1 if len(acting) else None,
                 end_step=last + 2 if ends else None,
                 slowdown=float(np.median(slowdown[acting])) if len(acting) else 1.0,
+                counts=bool(np.median(slowdown[acting[0] : last + 1]) >= _WORTH)
+                if len(acting)
+                else False,
             )
         )
     return tuple(truth)

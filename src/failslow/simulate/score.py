@@ -25,7 +25,8 @@ class FaultScore:
     episodes: tuple[int, ...]
     """Numbers of the episodes that overlap it, from 1 as in every report."""
     onset_error: int | None
-    """Iterations by which the first of them begins too late (negative: too early)."""
+    """Iterations by which it is noticed too late (negative: too early): by the onset, or the
+    level within an episode, that is nearest to it."""
 
     @property
     def found(self) -> bool:
@@ -72,8 +73,11 @@ def _fault(truth: FaultTruth, numbered: list[tuple[int, Episode]]) -> FaultScore
         if (truth.end_step is None or episode.start_step < truth.end_step)
         and (episode.end_step is None or episode.end_step > truth.start_step)
     ]
+    begins = [level.start_step for _, e in hit for level in e.levels]
+    begins += [e.start_step for _, e in hit]
+    errors = [begin - truth.start_step for begin in begins]
     return FaultScore(
         truth=truth,
         episodes=tuple(number for number, _ in hit),
-        onset_error=hit[0][1].start_step - truth.start_step if hit else None,
+        onset_error=min(errors, key=abs) if errors else None,
     )
