@@ -5,8 +5,11 @@ In: rows of collectives. Out: `Crossing`s. Three things go on, each when there i
     following   once a unit is known: every call is held against it
     buffering   while there is none, while the one there is may still prove to be a part of a
                 longer one, and while the follower is astray: what comes may be a new program
-    searching   at lengths of the buffer that grow by an eighth or a quarter, so that the work
+    searching   in all that is kept for a longer unit, in what came since the track was left for
+                a new program; at lengths that grow by an eighth or a quarter, so that the work
                 stays in proportion to the calls and does not depend on how they are divided
+
+Crossings of a unit that may be a loop inside an iteration are held back until that is settled.
 """
 
 from __future__ import annotations

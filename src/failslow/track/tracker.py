@@ -10,8 +10,13 @@ In: call records of one rank in the order it made them, in blocks of any size. O
     tracker.state                # TrackState(phase="locked", source="optimizer", ...)
 
 The sources, best first: the trainer's own step marks, torch's optimizer hook, the period of the
-call stream. A job that replays CUDA graphs makes no calls the stream could show: it needs marks.
-Pure: no clock, no torch, and the same samples however the records are divided into blocks.
+call stream. Pure: no clock, no torch, and the same samples however the records are divided.
+
+What calls alone cannot tell, a mark can: micro-batches that all reduce gradients, in a job that
+makes no other call at its step, look like iterations; so does a short evaluation after every
+second iteration look like part of it once it makes a quarter of the calls; a job that replays
+CUDA graphs makes none. A unit of one or two calls is followed from its 9th repeat, but its
+samples are held until the 65th, lest it be a loop inside an iteration.
 """
 
 from __future__ import annotations
@@ -165,6 +170,11 @@ class Tracker:
         )
 
     def _note(self, source: Source | None) -> str:
+        if source in ("step", "optimizer") and self._calls == 0:
+            return (
+                "iterations make no collective calls that can be seen (CUDA graphs replay none): "
+                "times come from step marks alone"
+            )
         if source is None and self._period.buffered >= self._config.buffer_calls // 2:
             return (
                 f"no iteration repeats within {self._config.buffer_calls} calls; mark iterations "
