@@ -12,10 +12,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from failslow.errors import OutputError
-from failslow.records import JobAnalysis, StepSeries
+from failslow.records import JobAnalysis, Run, StepSeries
 from failslow.report import job_picture, summarize, write_html
 from failslow.report.files import write_atomically
 
@@ -131,6 +132,23 @@ def test_names_and_notes_cannot_become_markup_or_script(
     assert "img" not in visible.tags
     assert visible.tags.count("script") == read(plain)[1].tags.count("script")
     assert visible.text.count(evil) >= 5
+
+
+def test_a_note_that_opens_a_comment_hides_no_script(
+    slow_job: tuple[StepSeries, JobAnalysis], tmp_path: Path
+) -> None:
+    series, analysis = slow_job
+    note = "model a -> <!--<script>"
+    run = (np.arange(len(series)) >= 10).astype(np.int64)
+    series = replace(series, run=run, runs=(Run(), Run(note=note, config_changed=True)))
+    file = tmp_path / "report.html"
+    write_html(file, [job_picture(series, analysis)])
+
+    page, _ = read(file)
+
+    (payload,) = payloads(page)
+    assert payload["restarts"][0]["note"] == note
+    assert "<!--" not in page.split("<script>")[0]
 
 
 def test_a_page_with_no_write_permission_is_one_line_and_leaves_the_old_one(tmp_path: Path) -> None:

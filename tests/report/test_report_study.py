@@ -30,6 +30,7 @@ def test_means_are_over_hit_jobs_and_over_all(make_job: Any) -> None:
     assert study.mean_jct_increase_hit_pct == pytest.approx((40 + 80) / 2)
     assert study.mean_jct_increase_all_pct == pytest.approx((40 + 80) / 4)
     assert study.worst_jct_increase_pct == pytest.approx(80)
+    assert study.worst_slowdown == max(row.worst_slowdown or 0 for row in study.per_job)
     assert (study.over_50_jobs, study.over_50_share_of_hit_pct) == (1, 50.0)
     assert study.lost_s == pytest.approx(40 + 80)
     assert [row.hit for row in study.per_job] == [True, False, False, True]

@@ -142,14 +142,14 @@ def _reader(request: Request) -> str | Reader | None:
 def _files(request: Request, reader: str | Reader | None, batch: Batch) -> list[Path]:
     """The logs behind the paths, each once; a path that leads nowhere becomes an error."""
     from failslow.ingest import expand_paths
+    from failslow.ingest.registry import distinct
 
-    files: dict[Path, None] = {}
+    files: list[Path] = []
     skipped: list[str] = []
     for path in request.paths:
         with batch.collecting(path):
-            found = expand_paths([path], format=reader, on_skip=skipped.append)
-            files.update(dict.fromkeys(found))
+            files += expand_paths([path], format=reader, on_skip=skipped.append)
     if skipped and files and not request.quiet:
         more = "" if len(skipped) == 1 else f" (and {len(skipped) - 1:,} more)"
         note(f"{skipped[0]}{more}")
-    return list(files)
+    return distinct(files)

@@ -1,7 +1,7 @@
 """What the commands write: results on stdout, errors and progress on stderr.
 
 In: text or rich renderables. Out: bytes on the streams; a reader that goes away (`| head`) is
-no error.
+no error. No name or note from a log can move the cursor: control characters become marks.
 
     failslow: notes.txt: no known training log in it; known formats: megatron, ...
 """
@@ -14,7 +14,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
+
+from failslow.errors import OutputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +25,9 @@ __all__ = ["emit", "emit_view", "lenient_streams", "note", "progress", "report_e
 
 _PIPE_WIDTH = 100
 """Columns where no terminal says how wide it is."""
+_LEAST_WIDTH = 60
+"""Narrower terminals wrap lines: a table squeezed into less would lose its words."""
+_CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\ufffd")
 _PATIENCE_S = 1.0
 """Work shorter than this shows no progress bar."""
 
@@ -35,26 +40,47 @@ def lenient_streams() -> None:
 
 
 def emit(text: str) -> bool:
-    """Write to stdout; quietly stop, and return False, when its reader has gone."""
+    """Write to stdout; quietly stop, and return False, when its reader has gone.
+
+    Raises OutputError when stdout cannot be written.
+    """
+    stdout = _stdout()
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stdout.write(text)
+        stdout.flush()
         return True
-    except BrokenPipeError:
+    except OSError as error:
         # the interpreter flushes once more at exit, which must not fail
         with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return False
+        raise OutputError(
+            f"standard output cannot be written: {error.strerror or error}; send it elsewhere"
+        ) from None
+
+
+def _stdout() -> TextIO:
+    stdout: TextIO | None = sys.stdout  # None: the process was started with it closed
+    if stdout is None:
+        raise OutputError("standard output is closed; send it to a file, or use --quiet")
+    return stdout
 
 
 def emit_view(view: RenderableType) -> bool:
     """Render for the terminal, or plainly for a pipe, without trailing blanks."""
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
-    wide = sys.stdout.isatty() or "COLUMNS" in os.environ
+    wide = _stdout().isatty() or "COLUMNS" in os.environ
     console = Console(highlight=False, width=None if wide else _PIPE_WIDTH)
+    console.width = max(console.width, _LEAST_WIDTH)
+    harmless = (
+        Segment(part.text.translate(_CONTROL), part.style, part.control)
+        for part in console.render(view)
+    )
     with console.capture() as captured:
-        console.print(view, crop=False)
+        console.print(Segments(harmless), crop=False)
     return emit("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
@@ -69,8 +95,9 @@ def note(message: str) -> None:
 
 
 def _to_stderr(line: str) -> None:
-    with suppress(BrokenPipeError):
-        print(line, file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # closed: print would take stdout instead
+        with suppress(OSError):
+            print(line.translate(_CONTROL), file=sys.stderr, flush=True)
 
 
 def _silent(_: str) -> None:
@@ -83,7 +110,7 @@ def progress(total: int, *, enabled: bool) -> Iterator[Callable[[str], None]]:
 
     A bar appears on stderr only if that is a terminal and the work takes over a second.
     """
-    if not enabled or not sys.stderr.isatty():
+    if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield _silent
         return
     from rich.console import Console

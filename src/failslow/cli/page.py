@@ -28,6 +28,7 @@ def write_page(batch: Batch, file: Path, *, study: Study | None = None, quiet: b
     one = len(batch.pictures) == 1
     title = batch.analyses[0].source if one else "failslow study" if study else "failslow report"
     try:
+        _check_target(file)
         write_html(
             file,
             batch.pictures,
@@ -41,3 +42,14 @@ def write_page(batch: Batch, file: Path, *, study: Study | None = None, quiet: b
         return
     if not quiet:
         note(f"wrote {file}")
+
+
+def _check_target(file: Path) -> None:
+    """Raises OutputError where the page would replace something else (`--html *.log`)."""
+    try:
+        with file.open("rb") as old:
+            begin = old.read(64).lstrip().lower() if file.is_file() else b""
+    except OSError:  # not there yet, or write_html says what is wrong
+        return
+    if begin and not begin.startswith((b"<!doctype html", b"<html")):
+        raise OutputError(f"{file}: is there and is no HTML page: left as it is; name another file")

@@ -21,7 +21,7 @@ from failslow.ingest.base import Reader, SeriesBuilder, Source
 from failslow.ingest.text import UTF16_MARKS
 from failslow.records import StepSeries
 
-__all__ = ["detect_format", "expand_paths", "read_log", "readers"]
+__all__ = ["detect_format", "distinct", "expand_paths", "read_log", "readers"]
 
 _FORMATS = (
     "megatron",
@@ -159,15 +159,24 @@ def expand_paths(
     InputError for a path that does not exist and a folder or glob without a usable file.
     """
     candidates = _candidates(format)
-    found: dict[Path, None] = {}
-    for given in paths:
-        found.update(dict.fromkeys(_files_behind(given, candidates, on_skip)))
-    return list(found)
+    return distinct(file for given in paths for file in _files_behind(given, candidates, on_skip))
+
+
+def distinct(files: Iterable[Path]) -> list[Path]:
+    """Each file once, however it is named (`latest.log` that links to `run7.log`)."""
+    found: dict[Path, Path] = {}
+    for file in files:
+        target = file.resolve()
+        if target not in found or (found[target].is_symlink() and not file.is_symlink()):
+            found[target] = file
+    return list(found.values())
 
 
 def _files_behind(
     given: str | Path, candidates: Sequence[Reader], on_skip: Callable[[str], None] | None
 ) -> list[Path]:
+    if not str(given):  # Path("") is the working folder
+        raise InputError("an empty path; name a file, a folder, a glob, or - for stdin")
     try:
         path = Path(given)
         if str(given) == "-" or path.is_file():
@@ -176,6 +185,8 @@ def _files_behind(
             inside = _files_below(path)
         elif glob.has_magic(str(given)):
             matched = [Path(name) for name in sorted(glob.glob(str(given), recursive=True))]
+            if not matched:
+                raise InputError(f"{given}: no file matches; check the pattern and the folder")
             inside = [f for p in matched for f in (_files_below(p) if p.is_dir() else [p])]
         elif path.exists():  # a pipe or device, as in <(zcat …)
             return [path]

@@ -61,7 +61,7 @@ class Source:
     def from_path(cls, path: str | Path) -> Source:
         """The file at `path`; stdin (`-`) and other pipes are read to their end."""
         if str(path) == "-":
-            return cls("<stdin>", data=sys.stdin.buffer.read())
+            return cls("<stdin>", data=_stdin())
         path = Path(path)
         with suppress(OSError):  # what is wrong with a path shows when it is opened
             if path.is_fifo():
@@ -114,6 +114,17 @@ class Source:
                     yield (_ANSI.sub("", line) if "\x1b" in line else line).rstrip("\n")
             except (EOFError, OSError, zlib.error) as error:
                 self.complaint = f"reading stopped before the end: {error}"
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise InputError("<stdin>: is closed; pipe a log into it or name a file")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise InputError(
+            f"<stdin>: cannot be read: {error.strerror or error}; pipe a log into it or name a file"
+        ) from None
 
 
 def split_prefix(line: str) -> tuple[str, str]:

@@ -22,11 +22,12 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
     A device or pipe (`/dev/stdout`) is written straight to; a link's target is replaced.
     """
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file() and not target.is_dir():
-            with target.open("w", encoding="utf-8", errors="replace") as stream:
+        # asked of the path itself: a pipe behind /dev/stdout has no other name
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("w", encoding="utf-8", errors="replace") as stream:
                 stream.writelines(parts)
             return
+        target = path.resolve()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:

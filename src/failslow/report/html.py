@@ -203,8 +203,8 @@ def _job(number: int, picture: JobPicture) -> Iterator[str]:
         yield f"{_EPISODE_HEAD}{''.join(rows)}</tbody></table></div>"
     for warning in a.warnings:
         yield f'<p class="warn">{escape(warning)}</p>'
-    # "</" would end the script element, wherever it stands in the JSON
-    data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    # "</" would end the script element and "<!--" hide its end, wherever they stand in the JSON
+    data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     yield f'<script type="application/json" id="data-{number}">{data}</script></section>\n'
 
 

@@ -105,7 +105,7 @@ def summarize(
         median_duration_s=median(lengths) if lengths else None,
         longest_duration_s=max(lengths, default=None),
         mean_slowdown=fmean(slowdowns) if slowdowns else None,
-        worst_slowdown=max((e.peak_slowdown for e in episodes), default=None),
+        worst_slowdown=max(slowdowns, default=None),
         mean_jct_increase_hit_pct=fmean(r.jct_increase_pct for r in hit) if hit else None,
         mean_jct_increase_all_pct=fmean(increases) if increases else None,
         worst_jct_increase_pct=max(increases, default=None),

@@ -68,8 +68,9 @@ def _page(found: WhatIf, made_at: str) -> Iterator[str]:
     yield _card("Stages", "stages", len(found.stages) * 26 + 60, why)
     yield _card("Replicas", "replicas", min(len(found.dp_ranks), 24) * 26 + 60, why)
     yield _card("Operations", "operations", len(found.operation_slowdown) * 26 + 60, why)
-    # "</" would end the script element, wherever it stands in the JSON
-    data = json.dumps(_payload(found), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    # "</" would end the script element and "<!--" hide its end, wherever they stand in the JSON
+    data = json.dumps(_payload(found), separators=(",", ":"), allow_nan=False)
+    data = data.replace("<", "\\u003c")
     yield f'<script type="application/json" id="whatif-data">{data}</script>\n'
     yield page_tail("whatif.js", made_at=made_at)
 
