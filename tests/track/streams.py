@@ -76,20 +76,19 @@ def play(stretches: Iterable[Stretch], *, noise: float = 0.02, seed: int = 0) ->
     rng = np.random.default_rng(seed)
     now, ends = 1000.0, []
     blocks = []
+    stretches = list(stretches)  # kept alive: their calls are told apart by identity
+    blank: dict[int, NDArray[np.void]] = {}  # rows without times, of calls met before
     for stretch in stretches:
         count = len(stretch.calls)
+        if id(stretch.calls) not in blank:
+            blank[id(stretch.calls)] = untimed(stretch.calls)
         block = np.zeros(count + stretch.steps, CALL_COLUMNS)
-        weights = np.array([call.weight for call in stretch.calls] + [stretch.rest])
+        block[:count] = blank[id(stretch.calls)]
+        weights = np.concatenate((block["call_ns"][:count] / 1e6, [stretch.rest]))
         weights = weights * (1 + noise * rng.standard_normal(count + 1))
         times = stretch.seconds * (1 + noise * rng.standard_normal()) * weights / weights.sum()
         starts = now + np.cumsum(times)
         calls = block[:count]
-        calls["kind"] = KIND_CALL
-        calls["op"] = [OPS.index(call.op) for call in stretch.calls]
-        calls["group"] = [call.group for call in stretch.calls]
-        calls["group_size"] = [SIZES[call.group] for call in stretch.calls]
-        calls["size_bytes"] = [call.size for call in stretch.calls]
-        calls["peer"] = [call.peer for call in stretch.calls]
         calls["start_ns"] = np.round(starts[:-1] * 1e9)
         calls["call_ns"] = 20_000
         calls["wait_ns"] = 30_000
@@ -101,6 +100,19 @@ def play(stretches: Iterable[Stretch], *, noise: float = 0.02, seed: int = 0) ->
             ends.append(now)
         blocks.append(block)
     return Played(np.concatenate(blocks), np.array(ends))
+
+
+def untimed(calls: Sequence[Call]) -> NDArray[np.void]:
+    """Rows of `calls` without times; `call_ns` holds their weights in millionths."""
+    rows = np.zeros(len(calls), CALL_COLUMNS)
+    rows["kind"] = KIND_CALL
+    rows["op"] = [OPS.index(call.op) for call in calls]
+    rows["group"] = [call.group for call in calls]
+    rows["group_size"] = [SIZES[call.group] for call in calls]
+    rows["size_bytes"] = [call.size for call in calls]
+    rows["peer"] = [call.peer for call in calls]
+    rows["call_ns"] = [round(call.weight * 1e6) for call in calls]
+    return rows
 
 
 @dataclass(frozen=True)

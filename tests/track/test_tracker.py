@@ -66,7 +66,7 @@ def test_public_names_are_sorted_and_complete() -> None:
 
 @pytest.mark.parametrize("marked", [True, False])
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=12))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_the_division_into_blocks_leaves_no_trace(marked: bool, sizes: list[int]) -> None:
     calls = MIXED.calls if marked else MIXED.unmarked
     whole = Tracker(ops=OPS)
