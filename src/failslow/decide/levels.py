@@ -57,6 +57,10 @@ class Assessment:
     share: float = 0.0
     """Of the slowdown that it removes: 1 all of it."""
     plan: Plan | None = None
+    undone: float | None = None
+    """By the model the slowdown with nothing done..."""
+    now: float | None = None
+    """...and as the job runs now; None unknown."""
 
 
 class Planner(Protocol):
@@ -188,6 +192,7 @@ class _Case:
         self._placement = grid.blocks_at(in_force)
         self._healthy_s = self._time_s(grid.model, grid.even, grid.placement)
         self._slow_s = self._time_s(model, grid.even, grid.placement)
+        self._now_s = self._time_s(model, self._counts, self._placement)
 
     def redistribute(self) -> Assessment:
         """S2."""
@@ -250,7 +255,14 @@ class _Case:
             placement=self._grid.ranks_at(placement) if level == "S3" else (),
         )
         share = min(1.0, (slow_s - after_s) / (slow_s - healthy_s))
-        return Assessment(level=level, applicable=True, share=share, plan=plan)
+        return Assessment(
+            level=level,
+            applicable=True,
+            share=share,
+            plan=plan,
+            undone=slow_s / healthy_s,
+            now=self._now_s / healthy_s,
+        )
 
     def _time_s(self, model: TopologyModel, counts: Sequence[int], placement: Blocks) -> float:
         fixed, slope = model.replica_costs(placement.T)

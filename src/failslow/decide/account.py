@@ -1,0 +1,175 @@
+"""The account of one fault: what it has cost, who is to blame, and what was done about it so far.
+
+In: the policy's events. Out: numbers the policy compares. A fault that comes back soon after its
+relief goes on with its account: flapping is one fault, and what it cost is not forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from failslow.config import DecideConfig
+from failslow.decide.levels import Assessment
+from failslow.records import Decision, Finding, LevelOption, Rung
+
+__all__ = ["RUNGS", "Account"]
+
+RUNGS: tuple[Rung, ...] = ("S1", "S2", "S3", "S4")
+
+
+@dataclass(slots=True)
+class Account:
+    """One fault, from the onset of its first episode."""
+
+    config: DecideConfig
+    episode: str
+    """The latest episode's id."""
+    now_s: float
+    slowdown: float = 1.0
+    """Of the job now."""
+    measured: bool = True
+    """`slowdown` is the job's own; else it is what the plan carried out last promised."""
+    left: float | None = None
+    """What that plan was measured to leave."""
+    base: float = 1.0
+    """Of the job if nothing had been done."""
+    banked_s: float = 0.0
+    """Lost in episodes that ended."""
+    reported_s: float = 0.0
+    """Lost in the present episode as of its last report..."""
+    since_report_s: float = 0.0
+    """...and since then, by the slowdown it reported."""
+    spent_s: float = 0.0
+    findings: dict[str, Finding] = field(default_factory=dict)
+    recovered: set[str] = field(default_factory=set)
+    """Culprits that were slow and are well: one of them coming back is a relapse."""
+    relapses: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    """Verdicts that named each culprit."""
+    well_since: dict[str, float] = field(default_factory=dict)
+    level: Rung = "S1"
+    """What was decided last."""
+    applied: Rung = "S1"
+    """What was carried out last: behind `level` while pending, and S1 throughout advice."""
+    pending: Decision | None = None
+    acted_at_lost_s: float = 0.0
+    """What had been lost when the last plan was carried out."""
+    changed: bool = False
+    """Assessments are out of date..."""
+    others: bool = False
+    """...because culprits are others, or as slow as not before."""
+    assessments: dict[Rung, Assessment] = field(default_factory=dict)
+    options: tuple[LevelOption, ...] = ()
+    failures: dict[Rung, int] = field(default_factory=dict)
+    theta: float | None = None
+    told: tuple[str, ...] | None = None
+    """What the last "stay" rested on, so that it is said once."""
+    manual: bool = False
+    ignored: bool = False
+    resting_since: float | None = None
+    """When the fault was over; None while it is on."""
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds lost to slowness since onset."""
+        return self.banked_s + self.reported_s + self.since_report_s
+
+    @property
+    def culprits(self) -> tuple[str, ...]:
+        """`Finding.key` of each."""
+        return tuple(self.findings)
+
+    @property
+    def rested(self) -> bool:
+        """The fault is over."""
+        return self.resting_since is not None
+
+    @property
+    def left_alone(self) -> bool:
+        """Nothing more is to be done: a person said so, or all culprits look well already."""
+        return self.manual or self.ignored or self.findings.keys() <= self.well_since.keys()
+
+    @property
+    def loss_rate(self) -> float:
+        """Seconds lost per second."""
+        return max(0.0, 1.0 - 1.0 / self.slowdown)
+
+    def advance(self, now_s: float) -> None:
+        """Time goes on, and the loss with it."""
+        if not self.rested and now_s > self.now_s:
+            self.since_report_s += (now_s - self.now_s) * self.loss_rate
+        self.now_s = max(self.now_s, now_s)
+
+    def report(self, episode: str, lost_s: float, slowdown: float) -> None:
+        """The job's own numbers replace what was reckoned since the last ones."""
+        if episode != self.episode:
+            self.bank(self.reported_s + self.since_report_s)
+            self.episode = episode
+        self.reported_s, self.since_report_s = lost_s, 0.0
+        self.slowdown, self.measured = slowdown, True
+        self.base = slowdown if self.applied == "S1" else max(self.base, slowdown)
+
+    def bank(self, lost_s: float) -> None:
+        """The present episode is over and has lost `lost_s`."""
+        self.banked_s += lost_s
+        self.reported_s = self.since_report_s = 0.0
+
+    def blame(self, finding: Finding) -> None:
+        """A verdict named `finding`."""
+        key = finding.key
+        self.seen[key] = self.seen.get(key, 0) + 1
+        self.well_since.pop(key, None)
+        if key in self.recovered:
+            self.recovered.discard(key)
+            self.relapses += 1
+        self._set(finding)
+
+    def pace(self, key: str, slowdown: float) -> None:
+        """A culprit's own time is so long now."""
+        if key not in self.findings:
+            return
+        if slowdown <= self.config.relief_slowdown:
+            self.well_since.setdefault(key, self.now_s)
+        elif slowdown >= self.config.min_slowdown:
+            self.well_since.pop(key, None)
+            self._set(replace(self.findings[key], slowdown=slowdown))
+
+    def _set(self, finding: Finding) -> None:
+        known = self.findings.get(finding.key)
+        ratio = 0.0 if known is None else finding.slowdown / known.slowdown
+        # as much better or worse as a plan must be to be worth it: less is noise
+        if not 1.0 - self.config.min_gain <= ratio <= 1.0 + self.config.min_gain:
+            self.findings[finding.key] = finding
+            self.changed = self.others = True
+
+    @property
+    def hold_s(self) -> float:
+        """How long a culprit must be well to be believed."""
+        return self.config.relief_hold_s * 2.0 ** min(self.relapses, 16)
+
+    def well(self) -> list[str]:
+        """Culprits that have recovered for good, as far as can be said."""
+        return [k for k, since in self.well_since.items() if self.now_s - since >= self.hold_s]
+
+    def forgive(self, keys: list[str]) -> None:
+        """These culprits have recovered."""
+        for key in keys:
+            del self.findings[key]
+            self.well_since.pop(key, None)
+            self.recovered.add(key)
+        self.changed = self.others = True
+
+    def rest(self) -> None:
+        """The fault is over; what was learned of it is kept."""
+        self.forgive(list(self.findings))
+        self.level = self.applied = "S1"
+        self.slowdown = self.base = 1.0
+        self.measured, self.left = True, None
+        self.assessments, self.options, self.told = {}, (), None
+        self.failures = {}
+        self.manual = self.ignored = False
+        self.resting_since = self.now_s
+
+    def wake(self) -> None:
+        """It is back."""
+        self.resting_since = None

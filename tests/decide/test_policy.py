@@ -1,0 +1,518 @@
+"""The policy event by event: when it acts, on what numbers, and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.decide.jobs import Shares, device, facts, link, settings, verdict
+
+from failslow.decide.events import Event, Pace, Relieved, Tick
+from failslow.decide.levels import LayoutPlanner, Planner
+from failslow.decide.policy import Policy
+from failslow.records import Command, CulpritPace, Decision, Outcome, Rung
+from failslow.stats.survival import SurvivalCurve
+
+LEVELS = Shares({"S2": 0.8, "S3": 0.9, "S4": 1.0})
+
+
+class Job:
+    """A policy, its clock, and every decision so far."""
+
+    def __init__(self, planner: Planner = LEVELS, **changed: Any) -> None:
+        self.policy = Policy(planner, settings(**changed))
+        self.now_s = 0.0
+        self.decisions: list[Decision] = []
+
+    def at(self, now_s: float, *events: Event) -> list[Decision]:
+        self.now_s = now_s
+        new = [d for event in events for d in self.policy.update(event, now_s)]
+        self.decisions += new
+        return new
+
+    def slow(self, now_s: float, slowdown: float = 2.0, lost_s: float = 0.0) -> list[Decision]:
+        return self.at(now_s, Pace(episode="e1", slowdown=slowdown, lost_s=lost_s))
+
+    def done(
+        self, now_s: float, level: Rung, slowdown: float | None = None, cost_s: float = 0.5
+    ) -> list[Decision]:
+        outcome = Outcome(episode="e1", level=level, ok=True, cost_s=cost_s, slowdown=slowdown)
+        return self.at(now_s, outcome)
+
+    def mitigated(self, slowdown: float = 1.2) -> Decision:
+        """Slow from 0 on, rank 1 to blame, S2 in force at 10 s."""
+        self.slow(0.0)
+        (decision,) = self.at(10.0, verdict(device(1)))
+        assert decision.level == "S2"
+        assert self.done(10.0, "S2", slowdown) == []
+        return decision
+
+
+def test_waits_until_the_loss_reaches_the_cost_of_the_next_level() -> None:
+    job = Job(redistribute_cost_s=3.0)
+    job.slow(0.0)
+    assert job.at(2.0, verdict(device(1))) == []
+    assert job.policy.due_s() == pytest.approx(6.0)
+    assert job.at(5.9, Tick()) == []
+    (decision,) = job.at(6.1, Tick())
+    assert (decision.action, decision.from_level, decision.level) == ("escalate", "S1", "S2")
+    assert decision.apply
+    assert decision.lost_s == pytest.approx(3.05)
+    assert decision.threshold_s == 3.0
+    assert decision.culprits == ("device rank 1",)
+    assert decision.plan is not None
+    assert decision.plan.microbatches == (5, 11)
+    assert "3.05 s lost since onset reach the 3 s at which S2 is worth its 3 s" in decision.reason
+
+
+def test_record_holds_every_level_with_its_numbers() -> None:
+    decision = Job().mitigated()
+    levels = {option.level: option for option in decision.options}
+    assert levels["S1"].slowdown == 2.0
+    assert levels["S1"].slowdown_source == "measured"
+    assert levels["S2"].slowdown == pytest.approx(1.2)
+    assert levels["S3"].cost_s == 15.0
+    assert levels["S4"].cost_source == "estimate"
+    assert levels["S1"].loss_rate == pytest.approx(0.5)
+
+
+def test_late_verdict_finds_the_loss_already_there() -> None:
+    job = Job()
+    job.slow(0.0)
+    (decision,) = job.at(600.0, verdict(device(1)))
+    assert decision.level == "S2"
+    assert decision.lost_s == pytest.approx(300.0)
+
+
+def test_next_level_follows_only_once_its_own_cost_is_lost() -> None:
+    job = Job()
+    job.mitigated(slowdown=1.25)
+    due_s = job.policy.due_s()
+    assert due_s == pytest.approx(10.0 + (15.0 - 5.0) / 0.2)
+    assert due_s is not None
+    (decision,) = job.at(due_s, Tick())
+    assert (decision.from_level, decision.level) == ("S2", "S3")
+    assert decision.spent_s == 0.5
+
+
+def test_remedy_that_works_ends_the_climb() -> None:
+    job = Job()
+    job.mitigated(slowdown=1.02)
+    assert job.policy.due_s() is None
+    assert job.at(1e6, Tick()) == []
+
+
+def test_level_that_cannot_help_is_passed_over() -> None:
+    grid = facts(
+        pp=4,
+        dp=2,
+        stage_s=(0.1,) * 4,
+        hosts=tuple(f"gpu-{n}" for n in range(8)),
+        dp_s=0.3,
+        pp_s=0.004,
+    )
+    job = Job(LayoutPlanner(grid, settings()))
+    job.slow(0.0)
+    assert job.at(10.0, verdict(link("gpu-2", "gpu-3"))) == []
+    due_s = job.policy.due_s()
+    assert due_s == pytest.approx(30.0)
+    assert due_s is not None
+    (decision,) = job.at(due_s, Tick())
+    assert decision.level == "S3"
+    assert "below a gain" in decision.options[1].reason
+
+
+def test_nothing_that_helps_is_said_once_with_the_reasons() -> None:
+    job = Job(LayoutPlanner(facts(no_redistribution="FSDP shard axis"), settings()))
+    job.policy.costs.refuse("S4", "no spare host")
+    job.slow(0.0)
+    (decision,) = job.at(10.0, verdict(device(1)))
+    assert decision.action == "stay"
+    assert "S2: FSDP shard axis" in decision.reason
+    assert "S4: no spare host" in decision.reason
+    assert job.at(20.0, Tick(), verdict(device(1)), Tick()) == []
+
+
+def test_validation_without_findings_decides_nothing() -> None:
+    job = Job()
+    job.slow(0.0)
+    assert job.at(50.0, verdict()) == []
+
+
+def test_costs_and_what_is_left_are_learned_from_outcomes() -> None:
+    job = Job(redistribute_cost_s=3.0)
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    job.done(10.0, "S2", slowdown=1.6, cost_s=0.25)  # 40 % removed where 80 % were promised
+    job.at(20.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    job.at(60.0, Tick())
+    job.done(60.0, "S1")
+    job.at(5000.0, Pace(episode="e2", slowdown=2.0, lost_s=0.0))
+    (decision,) = job.at(5001.0, verdict(device(2), episode="e2"))
+    option = decision.options[1]
+    assert (option.cost_s, option.cost_source) == (0.25, "measured")
+    assert option.slowdown == pytest.approx(1.6)
+    assert decision.threshold_s == 0.25
+
+
+def test_nothing_is_decided_while_a_plan_is_being_carried_out() -> None:
+    job = Job()
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    assert job.policy.waiting
+    assert job.policy.due_s() is None
+    assert job.at(1000.0, Tick(), verdict(device(2))) == []
+    (decision,) = job.done(1000.0, "S2", slowdown=1.5)
+    assert decision.level == "S3"
+    assert decision.culprits == ("device rank 1", "device rank 2")
+
+
+def test_second_culprit_is_planned_for_with_the_first() -> None:
+    job = Job(LayoutPlanner(facts(), settings()))
+    job.slow(0.0)
+    (first,) = job.at(10.0, verdict(device(1)))
+    assert first.plan is not None
+    assert first.plan.microbatches == (9, 5, 9, 9)
+    job.done(10.0, "S2", slowdown=1.25)
+    job.at(100.0, Relieved(episode="e1", lost_s=5.0))
+    job.at(200.0, Pace(episode="e2", slowdown=2.25, lost_s=0.0))
+    decisions = job.at(204.0, verdict(device(2), episode="e2"))
+    decisions += job.at(206.0, Tick())
+    (second,) = decisions
+    assert second.action == "replan"
+    assert second.level == second.from_level == "S2"
+    assert second.culprits == ("device rank 1", "device rank 2")
+    assert second.plan is not None
+    assert second.plan.microbatches == (11, 5, 5, 11)
+
+
+def test_recovery_of_one_culprit_plans_for_the_rest() -> None:
+    job = Job(LayoutPlanner(facts(), settings()), relief_hold_s=30.0)
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1), device(2)))
+    job.done(10.0, "S2", slowdown=1.4)
+    job.at(20.0, CulpritPace(key="device rank 2", slowdown=1.01))
+    decisions = job.at(50.0, Tick()) + job.at(60.0, Tick())
+    (decision,) = decisions
+    assert decision.action == "replan"
+    assert decision.culprits == ("device rank 1",)
+    assert decision.plan is not None
+    assert decision.plan.microbatches == (10, 5, 7, 10)  # from (11, 5, 5, 11) the nearest best
+
+
+def test_even_split_comes_back_when_the_culprit_itself_has_recovered() -> None:
+    job = Job(relief_hold_s=30.0)
+    job.mitigated(slowdown=1.02)
+    job.at(100.0, CulpritPace(key="device rank 1", slowdown=1.04))
+    assert job.policy.due_s() == pytest.approx(130.0)
+    assert job.at(129.0, Tick()) == []
+    (decision,) = job.at(130.0, Tick())
+    assert (decision.action, decision.level, decision.from_level) == ("restore", "S1", "S2")
+    assert decision.plan is not None
+    assert decision.plan.microbatches == (8, 8)
+    job.done(130.5, "S1")
+    assert job.policy.level == "S1"
+    assert job.policy.in_force.microbatches == (8, 8)
+
+
+def test_job_that_looks_healthy_keeps_its_plan() -> None:
+    job = Job()
+    job.mitigated(slowdown=1.2)
+    assert job.at(60.0, Relieved(episode="e1", lost_s=5.0)) == []
+    for now_s in range(70, 670, 10):
+        job.at(float(now_s), CulpritPace(key="device rank 1", slowdown=2.0), Tick())
+    assert [d.level for d in job.decisions] == ["S2", "S3"]
+    assert job.policy.level == "S3"
+
+
+def test_ten_minute_fault_yields_one_plan() -> None:
+    job = Job(LayoutPlanner(facts(), settings(allow_restart=False)), allow_restart=False)
+    job.slow(0.0)
+    job.at(8.0, verdict(device(1, 1.4)))
+    job.done(8.1, "S2", slowdown=1.04)
+    job.at(20.0, Relieved(episode="e1", lost_s=3.0))
+    for now_s in range(21, 600):
+        noise = 1.4 + 0.03 * ((7 * now_s) % 5 - 2)
+        job.at(float(now_s), CulpritPace(key="device rank 1", slowdown=noise), Tick())
+    for now_s in range(600, 640):
+        job.at(float(now_s), CulpritPace(key="device rank 1", slowdown=1.0), Tick())
+    assert [d.action for d in job.decisions] == ["escalate", "restore"]
+
+
+def test_fault_that_passes_before_anything_was_done_leaves_no_trace() -> None:
+    job = Job(redistribute_cost_s=10.0)
+    job.slow(0.0)
+    job.at(5.0, verdict(device(1)))
+    job.at(6.0, Relieved(episode="e1", lost_s=3.0))
+    assert job.decisions == []
+    assert job.policy.due_s() is None
+    assert job.at(100.0, CulpritPace(key="device rank 1", slowdown=2.0), Tick()) == []
+
+
+def test_fault_that_comes_back_soon_goes_on_with_its_account() -> None:
+    job = Job(redistribute_cost_s=10.0, memory_s=600.0)
+    for start in (0.0, 100.0, 200.0):
+        job.at(start, Pace(episode=f"e{start:.0f}", slowdown=2.0, lost_s=0.0))
+        decisions = job.at(start + 2.0, verdict(device(1)))
+        decisions += job.at(start + 8.0, Tick())
+        if decisions:
+            break
+        job.at(start + 8.0, Relieved(episode=f"e{start:.0f}", lost_s=4.0))
+    (decision,) = decisions
+    assert decision.lost_s == pytest.approx(10.0, abs=2.1)
+    assert start == 200.0
+
+
+def test_fault_that_comes_back_late_is_another_one() -> None:
+    job = Job(redistribute_cost_s=10.0, memory_s=600.0)
+    job.slow(0.0)
+    job.at(8.0, Relieved(episode="e1", lost_s=4.0))
+    job.at(700.0, Pace(episode="e2", slowdown=2.0, lost_s=0.0))
+    job.at(701.0, verdict(device(1), episode="e2"))
+    assert job.policy.due_s() == pytest.approx(720.0)
+
+
+@given(st.lists(st.floats(1.0, 120.0), min_size=2, max_size=120))
+def test_flapping_culprit_does_not_thrash(phases: Sequence[float]) -> None:
+    hold_s = 30.0
+    job = Job(relief_hold_s=hold_s, memory_s=1e6)
+    now_s, applied = 0.0, "S1"
+    for number, phase_s in enumerate(phases):
+        end_s = now_s + phase_s
+        slow = number % 2 == 0
+        if slow and applied == "S1":
+            job.at(now_s, Pace(episode=f"e{number}", slowdown=2.0, lost_s=0.0))
+            job.at(now_s, verdict(device(1), episode=f"e{number}"))
+        job.at(now_s, CulpritPace(key="device rank 1", slowdown=2.0 if slow else 1.0))
+        while True:
+            if job.policy.waiting:
+                decision = job.decisions[-1]
+                applied = decision.level
+                left = {"S1": 2.0 if slow else 1.0}.get(applied, 1.01)
+                job.done(now_s, applied, left)
+            due_s = job.policy.due_s()
+            if due_s is None or due_s > end_s:
+                break
+            now_s = max(now_s, due_s)
+            job.at(now_s, Tick())
+        now_s = end_s
+        if slow and applied == "S1":
+            job.at(now_s, Relieved(episode=f"e{number}", lost_s=phase_s / 2))
+    restores = [d for d in job.decisions if d.action == "restore"]
+    # the n-th return costs twice the wait of the one before, so they need 2^n · hold_s together
+    assert hold_s * (2 ** len(restores) - 1) <= now_s
+    assert len(job.decisions) <= 2 * len(restores) + 3
+
+
+def test_observing_policy_decides_nothing() -> None:
+    job = Job(mode="observe")
+    job.slow(0.0)
+    assert job.at(1000.0, verdict(device(1)), Tick()) == []
+    assert job.policy.due_s() is None
+
+
+def test_advice_is_given_at_the_same_moments_and_carried_out_by_nobody() -> None:
+    job = Job(mode="advise")
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    for now_s in (20.0, 31.0, 40.0, 2000.0):
+        job.at(now_s, Tick())
+    assert [(d.level, d.apply) for d in job.decisions] == [
+        ("S2", False),
+        ("S3", False),
+        ("S4", False),
+    ]
+    assert not job.policy.waiting
+    job.at(2001.0, Relieved(episode="e1", lost_s=1000.0))
+    assert job.policy.level == "S1"
+
+
+def test_restart_needs_to_be_allowed_confirmed_and_within_its_cap() -> None:
+    only_restart = Shares({"S4": 1.0})
+    barred = Job(only_restart, allow_restart=False)
+    barred.slow(0.0)
+    (decision,) = barred.at(5000.0, verdict(device(1)))
+    assert "S4: restarting is not allowed" in decision.reason
+
+    job = Job(only_restart, confirmations=2, max_evictions=1)
+    job.slow(0.0)
+    (decision,) = job.at(5000.0, verdict(device(1)))
+    assert "S4: 1 of 2 verdicts name device rank 1" in decision.reason
+    (decision,) = job.at(5010.0, verdict(device(1)))
+    assert (decision.level, decision.apply) == ("S4", True)
+    assert decision.plan is not None
+    assert decision.plan.evict == ("gpu-1",)
+    job.done(5600.0, "S4", cost_s=590.0)
+    assert job.policy.evictions == 1
+    assert job.policy.level == "S1"
+
+    job.at(9000.0, Pace(episode="e2", slowdown=2.0, lost_s=0.0))
+    (decision,) = job.at(15000.0, verdict(device(2), episode="e2"))
+    assert "S4: 1 hosts were given up before and 1 more would exceed" in decision.reason
+
+
+def test_plan_that_fails_is_tried_again_and_then_given_up() -> None:
+    job = Job(max_failures=2, allow_restart=False)
+    failed = Outcome(episode="e1", level="S2", ok=False, cost_s=1.0, error="rank 3 timed out")
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    (again,) = job.at(11.0, failed)
+    assert (again.action, again.level, again.from_level) == ("escalate", "S2", "S1")
+    assert job.at(12.0, failed) == []
+    (instead,) = job.at(60.0, Tick())
+    assert instead.level == "S3"
+    assert "failed 2 times" in instead.options[1].reason
+
+
+def test_refused_plan_is_never_tried_again() -> None:
+    job = Job()
+    refused = Outcome(
+        episode="e1", level="S2", ok=False, cost_s=0.0, error="SyncBN found", refused=True
+    )
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    assert job.at(11.0, refused) == []
+    job.at(20.0, Relieved(episode="e1", lost_s=10.0))
+    job.at(9000.0, Pace(episode="e2", slowdown=2.0, lost_s=0.0))
+    (decision,) = job.at(9100.0, verdict(device(1), episode="e2"))
+    assert decision.level == "S3"
+    assert decision.options[1].reason == "SyncBN found"
+
+
+def test_restore_that_fails_is_tried_again_after_as_long_a_wait() -> None:
+    job = Job(relief_hold_s=30.0)
+    job.mitigated(slowdown=1.02)
+    job.at(100.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    job.at(130.0, Tick())
+    failed = Outcome(episode="e1", level="S1", ok=False, cost_s=0.1, error="busy")
+    assert job.at(131.0, failed) == []
+    assert job.policy.due_s() == pytest.approx(161.0)
+    (decision,) = job.at(161.0, Tick())
+    assert decision.action == "restore"
+
+
+def test_change_of_places_is_not_undone_at_relief() -> None:
+    job = Job(Shares({"S3": 0.9}), relief_hold_s=30.0)
+    job.slow(0.0)
+    job.at(40.0, verdict(link("gpu-1", "gpu-2")))
+    job.done(41.0, "S3", slowdown=1.05)
+    job.at(50.0, CulpritPace(key="link gpu-1>gpu-2", slowdown=1.0))
+    (decision,) = job.at(80.0, Tick())
+    assert (decision.action, decision.apply, decision.plan) == ("restore", False, None)
+    assert job.policy.in_force.placement == (1, 0)
+
+
+def test_person_overrules_and_hands_back() -> None:
+    job = Job(redistribute_cost_s=100.0)
+    assert job.at(0.0, Command(order="S3")) == []  # nothing to act on
+    job.slow(0.0)
+    job.at(1.0, verdict(device(1)))
+    (decision,) = job.at(2.0, Command(order="S3"))
+    assert (decision.action, decision.level, decision.apply) == ("obey", "S3", True)
+    (busy,) = job.at(2.5, Command(order="S2"))
+    assert "S3 is being carried out" in busy.reason
+    job.done(3.0, "S3", slowdown=1.9)
+    assert job.at(5000.0, Tick()) == []
+    resumed, escalated = job.at(5001.0, Command(order="resume"))
+    assert resumed.action == "obey"
+    assert escalated.level == "S4"
+
+
+def test_person_may_order_what_the_mode_would_not_do() -> None:
+    job = Job(mode="advise", redistribute_cost_s=100.0)
+    job.slow(0.0)
+    job.at(1.0, verdict(device(1)))
+    (decision,) = job.at(2.0, Command(order="S2"))
+    assert decision.apply
+
+
+def test_order_that_cannot_be_says_why() -> None:
+    job = Job(LayoutPlanner(facts(no_redistribution="FSDP shard axis"), settings()))
+    job.slow(0.0)
+    job.at(1.0, verdict(device(1)))
+    (decision,) = job.at(2.0, Command(order="S2"))
+    assert (decision.action, decision.apply) == ("stay", False)
+    assert decision.reason == "S2 was asked for, but FSDP shard axis"
+
+
+def test_ignored_culprit_is_left_alone_until_it_has_recovered() -> None:
+    job = Job(redistribute_cost_s=10.0)
+    job.slow(0.0)
+    job.at(1.0, verdict(device(1)))
+    (decision,) = job.at(2.0, Command(order="ignore"))
+    assert "device rank 1 is left alone" in decision.reason
+    assert job.at(900.0, Tick()) == []
+    job.at(901.0, Relieved(episode="e1", lost_s=450.0))
+    job.at(910.0, Pace(episode="e2", slowdown=2.0, lost_s=0.0))
+    (decision,) = job.at(911.0, verdict(device(1), episode="e2"))
+    assert decision.level == "S2"
+
+
+def test_history_of_long_faults_makes_it_act_early_and_says_so() -> None:
+    history = {"device": SurvivalCurve.fit([40000.0, 80000.0])}
+    policy = Policy(LEVELS, settings(trust=0.5, redistribute_cost_s=10.0), history=history)
+    policy.update(Pace(episode="e1", slowdown=2.0, lost_s=0.0), 0.0)
+    assert policy.update(verdict(device(1)), 1.0) == []
+    assert policy.due_s() == pytest.approx(10.0)
+    (decision,) = policy.update(Tick(), policy.due_s() or 0.0)
+    assert decision.trust_factor == 0.5
+    assert decision.threshold_s == pytest.approx(5.0)
+
+
+events = st.one_of(
+    st.builds(
+        Pace,
+        episode=st.sampled_from(["e1", "e2"]),
+        slowdown=st.floats(1.0, 5.0),
+        lost_s=st.floats(0.0, 1e3),
+    ),
+    st.builds(Relieved, episode=st.sampled_from(["e1", "e2"]), lost_s=st.floats(0.0, 1e3)),
+    st.just(Tick()),
+    st.sampled_from([verdict(device(0)), verdict(device(1), link("gpu-1", "gpu-2")), verdict()]),
+    st.builds(
+        CulpritPace,
+        key=st.sampled_from(["device rank 0", "device rank 1", "link gpu-1>gpu-2"]),
+        slowdown=st.floats(1.0, 4.0),
+    ),
+    st.builds(
+        Outcome,
+        episode=st.just("e1"),
+        level=st.sampled_from(["S1", "S2", "S3", "S4"]),
+        ok=st.booleans(),
+        cost_s=st.floats(0.0, 100.0),
+        slowdown=st.none() | st.floats(1.0, 3.0),
+        refused=st.booleans(),
+    ),
+    st.builds(Command, order=st.sampled_from(["S2", "S3", "S4", "resume", "ignore"])),
+)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40),
+    st.sampled_from(["observe", "advise", "auto"]),
+)
+def test_any_events_give_sane_decisions_and_the_same_ones_again(
+    story: list[tuple[float, Event]], mode: str
+) -> None:
+    told = []
+    for _ in range(2):
+        job = Job(LayoutPlanner(facts(dp_s=0.2), settings()), mode=mode)
+        now_s = 0.0
+        for wait_s, event in story:
+            now_s += wait_s
+            waiting = job.policy.waiting
+            for decision in job.at(now_s, event):
+                assert decision.lost_s >= 0.0
+                assert decision.plan is None or decision.plan.level == decision.level
+                assert not decision.apply or decision.plan is not None
+                assert not (decision.apply and waiting and not isinstance(event, Outcome))
+                assert decision.action == "obey" or decision.apply <= (mode == "auto")
+            due_s = job.policy.due_s()
+            assert due_s is None or due_s >= now_s
+        told.append(job.decisions)
+    assert told[0] == told[1]
+    if mode == "observe":
+        assert all(d.action in ("obey", "stay") for d in told[0])
