@@ -15,6 +15,7 @@ from tests.runtime.scripted import EPOCH, Scripted
 
 from failslow.config import RuntimeConfig
 from failslow.pipeline import AgentBeat, BusReport, Say, Tick, WorkerSamples, WorkerState, Write
+from failslow.pipeline.past import read_past
 from failslow.records import Episode, StepSample
 
 
@@ -351,6 +352,22 @@ def test_a_restarted_controller_goes_on_with_the_episode_it_finds_in_the_journal
     assert [s.step for s in job.job_steps()] == list(range(250))
 
 
+def test_workers_that_torchrun_starts_again_go_on_in_the_same_journal() -> None:
+    job = Scripted()
+    job.iterate(100, 0.1)
+    job.beat(leaving=True)
+    job.out += job.pipeline.finish(job.now_s)
+    job.now_s += 12.0
+    job.begin("launch-1", job.journal)
+    assert "started again after 1" in job.health("controller")[-1]["message"]
+    for rank in job.ranks:
+        job.process[rank], job.step[rank] = f"{2000 + rank}-99", -1
+    job.beat()
+    job.iterate(60, 0.1, slow=1.5)
+    assert [s.step for s in job.job_steps()] == list(range(160))
+    assert "onset" in [event for event, _ in job.events()]
+
+
 def test_a_journal_of_another_launch_is_not_gone_on_with() -> None:
     job = Scripted()
     job.iterate(100, 0.1)
@@ -359,6 +376,23 @@ def test_a_journal_of_another_launch_is_not_gone_on_with() -> None:
     job.begin("launch-2", journal)
     assert job.health("controller")[-1]["event"] == "started"
     assert job.pipeline.episode is None
+
+
+def test_a_long_journal_is_gone_on_with_from_before_its_episode() -> None:
+    job = Scripted()
+    job.iterate(50, 0.1)
+    job.iterate(60, 0.1, slow=1.5)
+    journal = job.journal
+    first = next(entry for entry in journal if entry.kind == "step" and entry.rank is None)
+    earlier = [replace(first, t=EPOCH - 1e5 + i) for i in range(40_000)]
+    past = read_past([journal[0], *earlier, *journal], "launch-1")
+    assert past is not None
+    steps = past.telling_steps()
+    assert len(steps) < 5000
+    assert past.episode is not None
+    assert steps[0].t < past.episode.tags["start_t"]
+    past.episode = None
+    assert len(past.telling_steps()) == 4096
 
 
 def test_an_episode_whose_beginning_is_lost_is_abandoned() -> None:

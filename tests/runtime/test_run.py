@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.runtime.watched import TRAIN, clean_environ, watched
@@ -138,8 +139,14 @@ def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) 
         FAILSLOW, "run", "--", torchrun, "--nproc-per-node", "2",
         "--master-port", str(free_port()), str(TRAIN),
     ]  # fmt: skip
-    with watched(world=2, command=command, environ={"FAILSLOW": "0"}) as job:
+    port = free_port()
+    environ = {"FAILSLOW": "0", "FAILSLOW_METRICS_PORT": str(port)}
+    with watched(world=2, command=command, environ=environ) as job:
         job.until(lambda: len(job.steps()) >= 10)
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            metrics = answer.read().decode()
+        assert 'failslow_iteration_seconds{job="' in metrics
+        assert "failslow_episode_active" in metrics
         job.stop()
         until(lambda: not job.ours(), 20.0)
         assert job.health("controller")[-1]["event"] == "ended"

@@ -28,8 +28,9 @@ from failslow.pipeline.messages import (
     WorkerSamples,
     Write,
 )
+from failslow.pipeline.past import read_past
 from failslow.pipeline.series import JobSeries, JobStep, Worker
-from failslow.records import Culprit, Episode, StepSample
+from failslow.records import Culprit, StepSample
 
 __all__ = ["Pipeline"]
 
@@ -249,30 +250,12 @@ class Pipeline:
 
     def start(self, entries: Iterable[JournalEntry], now_s: float) -> list[Instruction]:
         """Begin; `entries` is the journal's end: what it says of this launch is gone on from."""
-        steps: list[JournalEntry] = []
-        workers: dict[int, JournalEntry] = {}
-        episode: JournalEntry | None = None
-        ours, last_t = False, 0.0
-        for entry in entries:
-            if entry.kind == "health" and _field(entry, "what") == "controller":
-                if _field(entry, "launch") != self._launch:
-                    steps, workers, episode, ours = [], {}, None, False
-                    continue
-                ours = True
-            last_t = max(last_t, entry.t)
-            if isinstance(entry.record, StepSample):
-                if entry.rank is None:
-                    steps.append(entry)
-                else:
-                    workers[entry.rank] = entry
-            elif isinstance(entry.record, Episode):
-                over = entry.tags.get("event") in ("relief", "abandoned")
-                episode = None if over else entry
-        if not ours:
+        past = read_past(entries, self._launch)
+        if past is None:
             return [self._controller("started", now_s, "watching begins")]
-        for entry in steps:
+        for entry in past.telling_steps():
             self._take(self.series.restore_step(entry.record, entry.t))
-        for rank, entry in workers.items():
+        for rank, entry in past.workers.items():
             self.series.restore_worker(
                 rank,
                 node=str(entry.tags.get("node", "")),
@@ -280,17 +263,15 @@ class Pipeline:
                 step=entry.record.step,
                 end_t=entry.t,
             )
-        blind_s = max(0.0, now_s - last_t)
+        blind_s = max(0.0, now_s - past.last_t)
         text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
+        if past.ended:
+            text = f"the job goes on: its workers are started again after {blind_s:.1f} s"
         out: list[Instruction] = [self._controller("resumed", now_s, text), Say(text)]
-        if episode is not None and self._episodes.ongoing is None:
-            record = replace(episode.record, note="its beginning is lost: " + text)
-            tags = {**episode.tags, "event": "abandoned"}
+        if past.episode is not None and self._episodes.ongoing is None:
+            record = replace(past.episode.record, note="its beginning is lost: " + text)
+            tags = {**past.episode.tags, "event": "abandoned"}
             out.append(Write(kind="episode", record=record, t=now_s, tags=tags))
-        elif episode is not None:
-            self._episodes.rename(str(episode.tags.get("id", "")))
+        elif past.episode is not None:
+            self._episodes.rename(str(past.episode.tags.get("id", "")))
         return out
-
-
-def _field(entry: JournalEntry, name: str) -> object:
-    return entry.record.get(name) if isinstance(entry.record, dict) else None

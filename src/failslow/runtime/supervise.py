@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ NICE = 19
 """Priority of agent and controller unless FAILSLOW_RUNTIME_NICE says otherwise."""
 _LOOK_S = 0.5
 _QUICK_S = 5.0
+_LEAVE_S = 5.0
 _BACKOFF_S, _MAX_BACKOFF_S = 0.25, 30.0
 
 
@@ -107,12 +108,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # a child's end wakes it at once
         caught = signal.sigtimedwait([signal.SIGTERM, signal.SIGCHLD], _LOOK_S)
         if caught is not None and caught.si_signo == signal.SIGTERM:
-            for part in parts:
-                if part.process is not None:
-                    part.process.terminate()
+            _end(part.process for part in parts)
             break
     folder.tidy()
     return 0
+
+
+def _end(processes: Iterable[subprocess.Popen[bytes] | None]) -> None:
+    """Ask them to leave, and let them send what they have."""
+    running = [process for process in processes if process is not None]
+    for process in running:
+        process.terminate()
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S)
 
 
 def worker_lives(identity: str) -> bool:

@@ -1,0 +1,72 @@
+"""What a journal's end says of a launch, for a controller that goes on with it.
+
+In: journal entries, oldest first. Out: a `Past`, or None when the launch is not in them:
+
+    past = read_past(entries, "41822-991")
+    past.steps[-1].record.step, past.episode
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from failslow.journal import JournalEntry
+from failslow.records import Episode, StepSample
+
+__all__ = ["Past", "read_past"]
+
+_STEPS, _MOST_STEPS = 4_096, 32_768
+"""The detector takes 0.2 ms for one."""
+
+
+@dataclass(slots=True)
+class Past:
+    """The part of a journal since the launch began."""
+
+    steps: list[JournalEntry] = field(default_factory=list)
+    """The job's own iterations."""
+    workers: dict[int, JournalEntry] = field(default_factory=dict)
+    """Each worker's last record."""
+    episode: JournalEntry | None = None
+    """Last record of the episode that was on."""
+    ended: bool = False
+    """The controller said so: the workers were gone."""
+    last_t: float = 0.0
+
+    def telling_steps(self) -> list[JournalEntry]:
+        """The last iterations that the detector needs to know what it knew, episode included."""
+        begin = max(0, len(self.steps) - _STEPS)
+        if self.episode is not None:
+            start_t = self.episode.tags.get("start_t", 0.0)
+            before = bisect_left(self.steps, start_t, key=lambda entry: entry.t) - _STEPS // 4
+            if len(self.steps) - before <= _MOST_STEPS:
+                begin = min(begin, max(0, before))
+        return self.steps[begin:]
+
+    def take(self, entry: JournalEntry) -> None:
+        """Add the next entry."""
+        self.last_t = max(self.last_t, entry.t)
+        if isinstance(entry.record, Episode):
+            over = entry.tags.get("event") in ("relief", "abandoned")
+            self.episode = None if over else entry
+        elif isinstance(entry.record, StepSample):
+            if entry.rank is None:
+                self.steps.append(entry)
+            else:
+                self.workers[entry.rank] = entry
+
+
+def read_past(entries: Iterable[JournalEntry], launch: str) -> Past | None:
+    """What follows the last word of any other launch; None if this one said nothing after it."""
+    past, ours = Past(), False
+    for entry in entries:
+        record = entry.record
+        if isinstance(record, dict) and record.get("what") == "controller":
+            if record.get("launch") != launch:
+                past, ours = Past(), False
+                continue
+            ours, past.ended = True, record.get("event") == "ended"
+        past.take(entry)
+    return past if ours else None
