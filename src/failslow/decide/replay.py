@@ -12,21 +12,34 @@ split that follows relief is free. All policies are given a verdict at the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from failslow.config import DecideConfig
 from failslow.decide.account import RUNGS
 from failslow.decide.costs import CostBook
-from failslow.decide.events import Event, Pace, Tick
+from failslow.decide.events import Event, Pace, Relieved, Tick
 from failslow.decide.incident import Incident, Stretch
 from failslow.decide.learned import History
 from failslow.decide.levels import Assessment, InForce, Planner
 from failslow.decide.policy import Policy
 from failslow.errors import PlanError
-from failslow.records import Decision, Finding, Outcome, Plan, Rung, Verdict
+from failslow.records import (
+    Command,
+    CulpritPace,
+    Decision,
+    Episode,
+    Finding,
+    Outcome,
+    Plan,
+    Rung,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from failslow.journal import JournalEntry
 
 __all__ = [
     "POLICIES",
@@ -34,6 +47,7 @@ __all__ = [
     "RecordedPlanner",
     "Replayed",
     "compare",
+    "redecide",
     "replay",
 ]
 
@@ -109,6 +123,36 @@ def replay(
     the policy never comes to rest.
     """
     return _World(incident, policy, planner, costs_s).run(name)
+
+
+def redecide(entries: Iterable[JournalEntry], policy: Policy) -> list[tuple[float, Decision]]:
+    """(epoch seconds, decision): what `policy` decides on exactly what a journal's job was told.
+
+    With the settings of the time these are the journal's own decisions. Other settings meet the
+    same events, though their own decisions would have changed them: `compare` does without that.
+    """
+    made: list[tuple[float, Decision]] = []
+    for entry in entries:
+        due_s = policy.due_s()
+        if due_s is not None and due_s <= entry.t:
+            made += [(due_s, decision) for decision in policy.update(Tick(), due_s)]
+        event = _event(entry)
+        if event is not None:
+            made += [(entry.t, decision) for decision in policy.update(event, entry.t)]
+    return made
+
+
+def _event(entry: JournalEntry) -> Event | None:
+    record, tags = entry.record, entry.tags
+    if isinstance(record, Episode) and record.kind == "fail_slow":
+        id = str(tags.get("id", ""))
+        if tags.get("event") in ("relief", "abandoned"):
+            return Relieved(episode=id, lost_s=record.lost_s)
+        slowdown = float(tags.get("slowdown_now") or record.slowdown)
+        return Pace(episode=id, slowdown=max(1.0, slowdown), lost_s=record.lost_s)
+    if isinstance(record, (Verdict, Outcome, CulpritPace, Command)):
+        return record
+    return None
 
 
 class _World:
