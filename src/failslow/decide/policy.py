@@ -140,7 +140,10 @@ class Policy:
         account = self._account
         if account is None:
             return
-        decision, account.pending = account.pending, None
+        decision = account.pending
+        if outcome.level != (decision.level if decision else account.applied):
+            return  # of something this policy did not decide
+        account.pending = None
         account.spent_s += outcome.cost_s
         if not outcome.ok:
             self._failed(account, outcome)

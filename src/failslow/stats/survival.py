@@ -67,6 +67,11 @@ class SurvivalCurve:
         at = int(np.searchsorted(self.times_s, t_s, side="right"))
         return 1.0 if at == 0 else float(self.survivors[at - 1])
 
+    def mean_s(self) -> float:
+        """Mean of the distribution that `masses` gives."""
+        times, weights = self.masses()
+        return float(times @ weights)
+
     def masses(self) -> tuple[Floats, Floats]:
         """(durations_s, weights that sum to 1): the curve as a distribution.
 
