@@ -6,7 +6,7 @@ process the hook goes on and off in short blocks, A B B A, so that drift cancels
 the median over pairs of neighbouring blocks, its interval a bootstrap of pairs. Wall time is
 what counts, but on a shared machine it swings by percents; the CPU time that the training
 thread spends more, over the step's wall time, is steady and bounds it from above (part of it
-passes while the worker would wait anyway).
+passes while the worker would wait anyway). --mode: default the best there is.
 
     python benchmarks/capture_overhead.py                    # about five minutes
     python benchmarks/capture_overhead.py --only calls
@@ -50,6 +50,8 @@ def alternate(
     block: Callable[[], Any], on: Callable[[], None], off: Callable[[], None], pairs: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(unwatched, watched) block results, pair by pair, in the order A B B A."""
+    gc.collect()
+    gc.freeze()  # the collections below then have little to look at
     got: dict[bool, list[Any]] = {False: [], True: []}
     for index in range(pairs):
         for watched in (False, True) if index % 2 == 0 else (True, False):
@@ -63,7 +65,7 @@ def alternate(
 # ---- workers
 
 
-def calls_worker(out: Path, pairs: int) -> None:
+def calls_worker(out: Path, pairs: int, mode: str) -> None:
     """One rank: microseconds of a blocking one-element all_reduce, three ways."""
     import torch
     import torch.distributed as dist
@@ -105,7 +107,7 @@ def calls_worker(out: Path, pairs: int) -> None:
 
     def hook_on() -> None:
         bare_off()
-        hook.install()
+        hook.install(mode)
 
     def hook_off() -> None:
         hook.uninstall()
@@ -128,7 +130,7 @@ def calls_worker(out: Path, pairs: int) -> None:
     out.write_text(json.dumps(result))
 
 
-def job_worker(out: Path, job: str, pairs: int) -> None:
+def job_worker(out: Path, job: str, pairs: int, mode: str) -> None:
     """One rank of a job: seconds a step, watched and not; both ranks switch together."""
     import torch
     import torch.distributed as dist
@@ -150,7 +152,7 @@ def job_worker(out: Path, job: str, pairs: int) -> None:
         return time.perf_counter() - start, time.thread_time() - cpu
 
     def on() -> None:
-        hook.install()
+        hook.install(mode)
         dist.barrier()  # the ring is made here, once, not in a timed step
 
     off, on_ = alternate(block, on, hook.uninstall, pairs)
@@ -205,12 +207,12 @@ def _many_calls_step(apart_s: float) -> Callable[[], None]:
 # ---- launcher
 
 
-def measure(what: str, world: int, pairs: int) -> dict[str, Any]:
+def measure(what: str, world: int, pairs: int, mode: str) -> dict[str, Any]:
     """Run one worker job and read its result."""
     with tempfile.TemporaryDirectory(prefix="failslow-bench-") as name:
         out = Path(name) / "out.json"
         command = [__file__, "--worker", what, "--out", str(out)]
-        arguments = [*command, "--pairs", str(pairs)]
+        arguments = [*command, "--pairs", str(pairs), "--mode", mode]
         with launch(arguments, world=world, watch=False) as job:
             job.wait(timeout_s=900)
         result: dict[str, Any] = json.loads(out.read_text())
@@ -222,20 +224,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=("calls", *JOBS))
     parser.add_argument("--pairs", type=int, help="default: 60 of calls, 150 of DDP, 60 of others")
+    parser.add_argument("--mode", default="", choices=("", "native", "dispatcher"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         if options.worker == "calls":
-            calls_worker(options.out, options.pairs)
+            calls_worker(options.out, options.pairs, options.mode)
         else:
-            job_worker(options.out, options.worker, options.pairs)
+            job_worker(options.out, options.worker, options.pairs, options.mode)
         os._exit(0)
     result = {}
     for what in [options.only] if options.only else ["calls", *JOBS]:
         pairs = options.pairs or {"ddp": 150}.get(what, 60)
-        result[what] = measure(what, 1 if what == "calls" else 2, pairs)
+        result[what] = measure(what, 1 if what == "calls" else 2, pairs, options.mode)
         if not options.json:
             show(what, result[what])
     if options.json:

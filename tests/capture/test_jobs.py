@@ -25,6 +25,7 @@ from failslow.capture.layout import (  # only where torch is there
     OPS,
     OPTIMIZER_STEP,
 )
+from failslow.capture.native import extension_path
 from failslow.capture.reader import Group, RingReader
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -66,9 +67,17 @@ def report(folder: Path, rank: int, ring: Path | None) -> Rank:
     return out
 
 
+@pytest.fixture(scope="module", params=["native", "dispatcher"])
+def mode(request: pytest.FixtureRequest) -> str:
+    if request.param == "native" and not extension_path().exists():
+        pytest.skip("the extension is not built: python -m failslow.capture.native")
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    return run([*TRAINING, "compiled"], tmp_path_factory.mktemp("watched"))
+def training(mode: str, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    folder = tmp_path_factory.mktemp("watched")
+    return run([*TRAINING, "compiled"], folder, FAILSLOW_CAPTURE_MODE=mode)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +86,8 @@ def unwatched(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
 
 
 @pytest.fixture(scope="module")
-def tour(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    return run(["tour"], tmp_path_factory.mktemp("tour"))
+def tour(mode: str, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+    return run(["tour"], tmp_path_factory.mktemp("tour"), FAILSLOW_CAPTURE_MODE=mode)
 
 
 def calls(rank: Rank) -> np.ndarray:

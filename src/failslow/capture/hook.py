@@ -131,14 +131,16 @@ def status() -> dict[str, Any]:
             "faults": {},
             "missed": [],
         }
-    ring = recorder.ring
+    ring, faults = recorder.ring, dict(recorder.faults)
+    if ring is not None and ring.faults > sum(faults.values()):
+        faults["in the extension"] = ring.faults - sum(faults.values())
     return {
         "mode": recorder.mode,
         "active": recorder.on,
         "reason": recorder.reason,
         "ring": None if ring is None else str(ring.path),
         "records": 0 if ring is None else ring.written,
-        "faults": dict(recorder.faults),
+        "faults": faults,
         "missed": list(_Installed.missed),
     }
 

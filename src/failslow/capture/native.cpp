@@ -213,6 +213,22 @@ KnownGroup& group_of(Local& state, const c10::intrusive_ptr<ProcessGroup>& group
   return state.groups.insert_or_assign(group.get(), std::move(known)).first->second;
 }
 
+class Held {  // a Python object owned without holding the interpreter's lock
+ public:
+  explicit Held(PyObject* object = nullptr) : object_(object) {}
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    if (!object_) return;
+    py::gil_scoped_acquire gil;
+    Py_DECREF(object_);
+  }
+  PyObject* get() const { return object_; }
+
+ private:
+  PyObject* object_;
+};
+
 struct Op {  // as ops.Op; -1 where that has None
   uint8_t code;
   int group, message, peer, blocking, returns;
@@ -243,7 +259,7 @@ class Kernel final : public c10::OperatorKernel {
       fault();
     }
     const bool measured = group && !on_cpu && ring.control && ring.control->load();
-    PyObject* begun = measured ? begin() : nullptr;
+    const Held begun(measured ? begin() : nullptr);
     record.thread = state.thread;
     record.start = now();
     try {
@@ -262,7 +278,7 @@ class Kernel final : public c10::OperatorKernel {
     record.call = clamp(now() - record.start);
     if (!group) return;
     try {
-      finish(state, stack, record, *group, blocking, on_cpu, begun);
+      finish(state, stack, record, *group, blocking, on_cpu, begun.get());
     } catch (const std::exception&) {
       fault();
     }
@@ -336,7 +352,7 @@ class Kernel final : public c10::OperatorKernel {
     py::gil_scoped_acquire gil;
     recorder->attr("follow_on_device")(
         py::make_tuple(noted.seq, noted.op, noted.group, noted.group_size), py::cast(work),
-        py::reinterpret_steal<py::object>(begun));
+        py::reinterpret_borrow<py::object>(begun));
   }
 
   Op op_;

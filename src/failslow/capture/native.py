@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -37,7 +38,14 @@ def extension_path(environ: Mapping[str, str] = os.environ) -> Path:
     import torch
 
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    what = (SOURCE.read_bytes(), torch.__version__, sys.version, torch.__file__, *_FLAGS)
+    what = (
+        SOURCE.read_bytes(),
+        torch.__version__,
+        sys.version,
+        platform.machine(),
+        torch.__file__,
+        *_FLAGS,
+    )
     key = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
     return Path(cache) / "failslow" / f"native-{key}" / "failslow_native.so"
 
