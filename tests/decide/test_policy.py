@@ -462,6 +462,24 @@ def test_history_of_long_faults_makes_it_act_early_and_says_so() -> None:
     assert decision.threshold_s == pytest.approx(5.0)
 
 
+@pytest.mark.parametrize("start_s", [0.0, 1.7e9, 4.0e9])
+@given(cost_s=st.floats(0.01, 1e3), slowdown=st.floats(1.11, 9.0), hold_s=st.floats(0.0, 1e3))
+def test_tick_when_it_is_due_is_enough_whatever_the_clock(
+    start_s: float, cost_s: float, slowdown: float, hold_s: float
+) -> None:
+    job = Job(Shares({"S2": 0.8}), redistribute_cost_s=cost_s, relief_hold_s=hold_s)
+    job.slow(start_s, slowdown)
+    job.at(start_s, verdict(device(1)))
+    due_s = job.policy.due_s()
+    assert due_s is not None
+    assert [d.level for d in job.at(due_s, Tick())] == ["S2"]
+    job.done(due_s, "S2", 1.01)
+    job.at(due_s + 1.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    due_s = job.policy.due_s() or due_s + 1.0
+    job.at(due_s, Tick())
+    assert [d.action for d in job.decisions] == ["escalate", "restore"]
+
+
 events = st.one_of(
     st.builds(
         Pace,

@@ -12,9 +12,11 @@ from failslow.config import DecideConfig
 from failslow.decide.levels import Assessment
 from failslow.records import Decision, Finding, LevelOption, Rung
 
-__all__ = ["RUNGS", "Account"]
+__all__ = ["RUNGS", "SLACK_S", "Account"]
 
 RUNGS: tuple[Rung, ...] = ("S1", "S2", "S3", "S4")
+SLACK_S = 1e-6
+"""Times this close are equal: epoch seconds have a resolution of a quarter of it."""
 
 
 @dataclass(slots=True)
@@ -149,7 +151,8 @@ class Account:
 
     def well(self) -> list[str]:
         """Culprits that have recovered for good, as far as can be said."""
-        return [k for k, since in self.well_since.items() if self.now_s - since >= self.hold_s]
+        enough_s = self.hold_s - SLACK_S
+        return [key for key, since in self.well_since.items() if self.now_s - since >= enough_s]
 
     def forgive(self, keys: list[str]) -> None:
         """These culprits have recovered."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Literal
 
 from failslow.config import DecideConfig
-from failslow.decide.account import RUNGS, Account
+from failslow.decide.account import RUNGS, SLACK_S, Account
 from failslow.decide.appraise import Appraiser
 from failslow.decide.costs import CostBook
 from failslow.decide.events import Event, Pace, Relieved
@@ -105,9 +105,8 @@ class Policy:
                 self._appraiser.escalate_at(account),
             ):
                 if wanted is not None:
-                    # a hair later, so that rounding cannot make the tick come too early
                     wait_s = max(0.0, wanted[1] - account.lost_s) / account.loss_rate
-                    times.append(account.now_s + wait_s * (1.0 + 1e-12) + 1e-9)
+                    times.append(account.now_s + wait_s)
         return min(times, default=None)
 
     # -- events ------------------------------------------------------------------------------------
@@ -236,7 +235,7 @@ class Policy:
             ("escalate", self._appraiser.escalate_at(account)),
         )
         for action, wanted in ways:
-            if wanted is not None and account.lost_s >= wanted[1]:
+            if wanted is not None and account.lost_s >= wanted[1] - SLACK_S:
                 return [self._go(account, action, *wanted)]
         return self._stay(account)
 
