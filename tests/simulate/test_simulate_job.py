@@ -9,6 +9,7 @@ from failslow.detect import analyze
 from failslow.simulate import Cluster, NodeGroup, Noise, Scenario, Workload, score, simulate
 from failslow.simulate.costs import Costs
 from failslow.simulate.faults import Effects
+from failslow.simulate.job import iteration_s
 
 QUIET = Scenario(noise=Noise.none(), iterations=300)
 SMALL = Workload(layers=8, hidden=1024, vocabulary=0, tp=2, pp=2, dp=4, micro_batches=8)
@@ -251,3 +252,23 @@ def test_noise_is_as_strong_as_asked_for() -> None:
     spread = 1.4826 * np.median(abs(ratio - 1))
     assert spread == pytest.approx(0.02, rel=0.1)
     assert np.mean(ratio > 1.15) == pytest.approx(0.015, abs=0.005)
+
+
+def test_a_job_can_be_placed_so_that_it_does_not_use_a_bad_link() -> None:
+    """Four nodes, replicas 0 and 1 of two stages: the ring of stage 0 uses the link 0 → 1."""
+    workload = Workload(layers=4, tp=2, pp=2, dp=2, vocabulary=0)
+    bad = Scenario(cluster=cluster_of(4), workload=workload, noise=Noise.none(), iterations=1)
+    healthy_s = iteration_s(bad)
+    bad = bad.congest(link=(0, 1), from_s=0, factor=50)
+
+    assert iteration_s(bad) > 1.5 * healthy_s
+    assert iteration_s(bad.but(placement=(0, 3, 2, 1))) == pytest.approx(healthy_s)
+
+
+def test_a_slow_device_stays_slow_wherever_the_job_has_it() -> None:
+    slow = QUIET.slow_device(rank=0, from_s=0, factor=1.5)
+
+    moved = simulate(slow.but(placement=(1, 0), iterations=1)).worker_compute_s[0]
+
+    usual = simulate(QUIET.but(iterations=1)).worker_compute_s[0]
+    assert np.argwhere(moved > 1.4 * usual).tolist() == [[1, 0]]

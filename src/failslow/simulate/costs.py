@@ -7,6 +7,7 @@ slowest. Rings go through the replicas in order, at the pace of their slowest li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,7 +48,7 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """Links of one shape: from node `a` to node `b`, each `span` nodes wide."""
+    """Links between workers, each over all the nodes it spans: (spans, ...) from `a` to `b`."""
 
     a: Ints
     b: Ints
@@ -56,26 +57,31 @@ class _Links:
 class Costs:
     """The costs of one workload on one cluster, whatever is slow."""
 
-    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+    def __init__(self, cluster: Cluster, workload: Workload, placement: Sequence[int] = ()) -> None:
+        """placement: the node at each position of the job; () as they are numbered."""
         self.cluster, self.workload = cluster, workload
         w = workload
+        nodes = np.asarray(placement or range(cluster.nodes), dtype=np.int64)
+        each = cluster.devices_per_node
+        self._rank = (nodes[:, None] * each + np.arange(each)).ravel()[: w.ranks]
+        """(ranks,): the device each rank of the job is on."""
         self._first = (
             np.arange(w.pp)[:, None] * w.dp + np.arange(w.dp)[None, :]
         ) * w.ranks_per_worker
         """(stages, replicas): first rank of each worker."""
-        self._span = max(1, w.ranks_per_worker // cluster.devices_per_node)
-        self._node = cluster.node_of(self._first)
+        spans = np.arange(max(1, w.ranks_per_worker // each)) * each
+        node = cluster.node_of(self._rank[self._first + spans[:, None, None]])
         self._stage = np.arange(w.pp * w.vpp) % w.pp
         """(chunks,): where each chunk lives."""
-        self._ring = _Links(self._node, np.roll(self._node, -1, axis=1))
-        here, there = self._node[self._stage[:-1]], self._node[self._stage[1:]]
+        self._ring = _Links(node, np.roll(node, -1, axis=2))
+        here, there = node[:, self._stage[:-1]], node[:, self._stage[1:]]
         self._onward, self._back = _Links(here, there), _Links(there, here)
-        self._healthy = self._worst(1.0 / cluster.tflops_of_ranks()[: w.ranks])
+        self._healthy = self._worst(1.0 / cluster.tflops_of_ranks())
 
     def step(self, effects: Effects) -> StepCosts:
         """The costs while these things are slow."""
         w = self.workload
-        slow = self._worst(effects.device[: w.ranks] / self.cluster.tflops_of_ranks()[: w.ranks])
+        slow = self._worst(effects.device / self.cluster.tflops_of_ranks())
         chunks = len(self._stage)
         flop = np.array([w.forward_flop(last_chunk=c == chunks - 1) for c in range(chunks)])
         forward = flop[:, None] * slow[self._stage] / (w.efficiency * 1e12)
@@ -92,9 +98,10 @@ class Costs:
             gather_s=gather_s,
         )
 
-    def _worst(self, by_rank: Floats) -> Floats:
-        """(stages, replicas): the largest value of each worker's ranks."""
+    def _worst(self, by_device: Floats) -> Floats:
+        """(stages, replicas): the largest value of each worker's devices."""
         w = self.workload
+        by_rank = by_device[self._rank]
         result: Floats = by_rank.reshape(w.pp, w.dp, w.ranks_per_worker).max(axis=2)
         return result
 
@@ -108,7 +115,7 @@ class Costs:
         )
         context = 0.0
         if w.cp > 1:
-            if self._span > 1:
+            if len(self._ring.a) > 1:
                 speed, latency = c.network_gbyte_per_s * 1e9, c.network_latency_us * 1e-6
             context = collectives.ring_half_s(
                 2 * size / w.tp, ranks=w.cp, bytes_per_s=speed, latency_s=latency
@@ -165,7 +172,7 @@ class Costs:
 
     def _transfer_s(self, links: _Links, size: float, effects: Effects) -> Floats:
         if not links.a.size:
-            return np.zeros(links.a.shape)
+            return np.zeros(links.a.shape[1:])
         return collectives.transfer_s(
             size,
             bytes_per_s=self._bytes_per_s(links, effects),
@@ -174,16 +181,13 @@ class Costs:
 
     def _bytes_per_s(self, links: _Links, effects: Effects) -> Floats:
         """Of each link, the slowest of the node pairs it runs over."""
-        c = self.cluster
-        slow = np.ones(links.a.shape)
-        across = c.leaf_of(links.a) != c.leaf_of(links.b)
-        for k in range(self._span):
-            a, b = links.a + k, links.b + k
-            pair = np.maximum(effects.node[a], effects.node[b])
-            uplink = np.maximum(effects.leaf[c.leaf_of(a)], effects.leaf[c.leaf_of(b)])
-            pair = np.maximum(pair, np.where(across, uplink, 1.0))
-            for (source, target), factor in effects.link.items():
-                pair = np.where((a == source) & (b == target), np.maximum(pair, factor), pair)
-            slow = np.maximum(slow, pair)
+        c, a, b = self.cluster, links.a, links.b
+        slow = np.maximum(effects.node[a], effects.node[b])
+        across = c.leaf_of(a) != c.leaf_of(b)
+        uplink = np.maximum(effects.leaf[c.leaf_of(a)], effects.leaf[c.leaf_of(b)])
+        slow = np.maximum(slow, np.where(across, uplink, 1.0))
+        for (source, target), factor in effects.link.items():
+            slow = np.where((a == source) & (b == target), np.maximum(slow, factor), slow)
         network = c.network_gbyte_per_s * 1e9 / np.where(across, c.oversubscription, 1.0) / slow
-        return np.where(links.a == links.b, c.node_gbyte_per_s * 1e9, network)
+        speed: Floats = np.where(a == b, c.node_gbyte_per_s * 1e9, network).min(axis=0)
+        return speed

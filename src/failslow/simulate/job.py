@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from failslow.records import StepSeries
 from failslow.simulate.costs import Costs, StepCosts
 from failslow.simulate.faults import Effects
-from failslow.simulate.noise import iteration_factors, worker_noise
+from failslow.simulate.noise import Noise, iteration_factors, worker_noise
 from failslow.simulate.pipeline import Pipeline
 from failslow.simulate.scenario import Scenario
 
-__all__ = ["FaultTruth", "SimulatedJob", "simulate"]
+__all__ = ["FaultTruth", "SimulatedJob", "iteration_s", "simulate"]
 
 Floats: TypeAlias = "NDArray[np.float64]"
 State: TypeAlias = tuple[float, ...]
@@ -119,6 +119,12 @@ def simulate(scenario: Scenario) -> SimulatedJob:
     )
 
 
+def iteration_s(scenario: Scenario, at_s: float = 0.0) -> float:
+    """Seconds of an iteration that begins at `at_s`, noise left out."""
+    model = _Model(scenario.but(noise=Noise.none()))
+    return float(_Block(model, 0, 1).durations(model.state(at_s))[0])
+
+
 class _Model:
     """What all blocks of a scenario share."""
 
@@ -130,7 +136,7 @@ class _Model:
         )
         self.block = max(1, _BLOCK_CASES // w.dp)
         self.healthy: State = (1.0,) * len(scenario.faults)
-        self._costs = Costs(scenario.cluster, w)
+        self._costs = Costs(scenario.cluster, w, scenario.placement)
         self._known: dict[State, StepCosts] = {}
 
     def state(self, time_s: float) -> State:

@@ -57,6 +57,9 @@ class Scenario(StageConfig):
     checkpoint_every: int = Field(0, ge=0)
     """Iterations between checkpoints; 0 for none."""
     checkpoint_s: float = Field(5.0, ge=0)
+    placement: tuple[int, ...] = ()
+    """The node at each position of the job, () as they are numbered; faults name real nodes and
+    devices, wherever the job has them."""
     faults: tuple[AnyFault, ...] = ()
 
     @model_validator(mode="after")
@@ -78,6 +81,8 @@ class Scenario(StageConfig):
                 f"tp · cp ({w.ranks_per_worker}) must divide the devices of a node "
                 f"({c.devices_per_node}), or be a multiple of them"
             )
+        if self.placement and sorted(self.placement) != list(range(c.nodes)):
+            raise ValueError(f"placement must name each of the cluster's {c.nodes} nodes once")
         for number, fault in enumerate(self.faults):
             problem = fault.misplaced(c)
             if problem:

@@ -1,0 +1,212 @@
+"""The field study of FALCON (arXiv 2410.12588, §3), as scenarios: three populations of jobs.
+
+In: a seed. Out: a `Scenario` for each of the 526 jobs. How many jobs are hit, by what and for how
+long on average are the study's own figures; which job, which node, when and how hard is drawn.
+Durations are log-normal, from half a minute to ten hours; a hit job has one or two fail-slows. What
+the study does not tell (how long jobs run, how hard a single fault hits) is chosen so that the
+completion times come out near its means.
+
+    jobs = list(field_study(seed=1))
+    jobs[0].population.name, jobs[0].scenario.faults     # ("1 node", ())
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from failslow.simulate.cluster import Cluster, NodeGroup
+from failslow.simulate.job import iteration_s
+from failslow.simulate.scenario import Scenario
+from failslow.simulate.workload import Workload
+
+__all__ = ["POPULATIONS", "Population", "StudyJob", "field_study"]
+
+Fate = Literal["CPU", "GPU", "network", "network and GPU"]
+_Strike: TypeAlias = "Callable[[Scenario, float], Scenario]"
+"""A fault of some factor, added to a scenario."""
+
+_SHORTEST_S, _LONGEST_S = 30.0, 36_000.0
+_SPREAD = 1.0
+"""Standard deviation of log durations: one in ten lasts over twice the mean."""
+_HALVINGS = 11
+"""Of the range of factors: then the slowdown is right to about a percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """Jobs of one size, with what the study found among them."""
+
+    name: str
+    jobs: int
+    fates: tuple[tuple[Fate, int], ...]
+    """How many jobs were hit by what."""
+    mean_duration_s: float
+    """Of a fail-slow."""
+    jct_increase_pct: float
+    """Mean over the hit jobs."""
+    nodes: tuple[int, ...]
+    """Sizes of the jobs."""
+    length_s: float
+    """Of a healthy job."""
+    slowdown: tuple[float, float]
+    """Between these a fault slows the job, evenly in the logarithm."""
+    workload: Workload
+    """Of the smallest size; more nodes are more replicas."""
+
+    @property
+    def hit(self) -> int:
+        """Jobs with a fail-slow."""
+        return sum(number for _, number in self.fates)
+
+    def scenario(self, nodes: int) -> Scenario:
+        """A healthy job of this size."""
+        workload = self.workload.model_copy(
+            update={"dp": self.workload.dp * nodes // self.nodes[0]}
+        )
+        groups = (NodeGroup(nodes=nodes, device="A100", tflops=312),)
+        return Scenario(cluster=Cluster(groups=groups, network_gbyte_per_s=25), workload=workload)
+
+
+POPULATIONS = (
+    Population(
+        name="1 node",
+        jobs=392,
+        fates=(("CPU", 4), ("GPU", 2)),
+        mean_duration_s=600,
+        jct_increase_pct=11.79,
+        nodes=(1,),
+        length_s=2400,
+        slowdown=(1.2, 1.8),
+        workload=Workload(layers=24, hidden=2048, vocabulary=0, tp=1, pp=1, dp=8, micro_batches=6),
+    ),
+    Population(
+        name="4 nodes",
+        jobs=107,
+        fates=(("network", 42), ("CPU", 1)),
+        mean_duration_s=1440,
+        jct_increase_pct=15.45,
+        nodes=(4,),
+        length_s=5400,
+        slowdown=(1.15, 2.2),
+        workload=Workload(layers=32, hidden=4096, vocabulary=0, tp=4, pp=2, dp=4, micro_batches=8),
+    ),
+    Population(
+        name="64 to 128 nodes",
+        jobs=27,
+        fates=(("network", 13), ("network and GPU", 3)),
+        mean_duration_s=4320,
+        jct_increase_pct=34.59,
+        nodes=(64, 96, 128),
+        length_s=12_600,
+        slowdown=(1.25, 6.0),
+        workload=Workload(
+            layers=80, hidden=8192, sequence=2048, tp=8, pp=8, dp=8, micro_batches=32
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJob:
+    """One job of the study."""
+
+    population: Population
+    fate: Fate | None
+    """What it is hit by; None for a healthy job."""
+    scenario: Scenario
+
+
+def field_study(seed: int) -> Iterator[StudyJob]:
+    """The jobs of all populations; equal seeds give equal studies."""
+    for place, population in enumerate(POPULATIONS):
+        rng = np.random.default_rng([seed, place])
+        fates: list[Fate | None] = [f for f, number in population.fates for _ in range(number)]
+        fates += [None] * (population.jobs - len(fates))
+        rng.shuffle(fates)
+        draws = _draws(population, rng)
+        healthy_s = {n: iteration_s(population.scenario(n)) for n in population.nodes}
+        for number, fate in enumerate(fates, start=1):
+            nodes = int(rng.choice(population.nodes))
+            scenario = population.scenario(nodes).but(
+                name=f"{population.name}, job {number}",
+                iterations=round(population.length_s / healthy_s[nodes]),
+                seed=int(rng.integers(2**32)),
+            )
+            if fate is not None:
+                begin_s = population.length_s * rng.uniform(0.03, 0.2)
+                for for_s, slowdown in next(draws):
+                    blow = _Blow(begin_s, for_s, slowdown)
+                    scenario = _strike(scenario, fate, blow, rng)
+                    begin_s += for_s + population.length_s * rng.uniform(0.15, 0.3)
+            yield StudyJob(population=population, fate=fate, scenario=scenario)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blow:
+    from_s: float
+    for_s: float
+    slowdown: float
+
+
+def _draws(population: Population, rng: np.random.Generator) -> Iterator[list[tuple[float, float]]]:
+    """For each hit job its one or two fail-slows: (duration, slowdown).
+
+    Stratified: one draw from each of as many equal parts of the distribution, so that the few
+    jobs of a population have its mean; the mean itself is then made the study's.
+    """
+    each = rng.integers(1, 3, population.hit)
+    total = int(each.sum())
+
+    def shares() -> NDArray[np.float64]:
+        return (rng.permutation(total) + rng.random(total)) / total
+
+    durations = np.exp(_SPREAD * ndtri(shares()))
+    durations *= population.mean_duration_s / durations.mean()
+    low, high = np.log(population.slowdown)
+    slowdowns = np.exp(low + (high - low) * shares())
+    pairs = list(zip(np.clip(durations, _SHORTEST_S, _LONGEST_S), slowdowns, strict=True))
+    for first, number in zip(np.cumsum(each) - each, each, strict=True):
+        yield [(float(d), float(s)) for d, s in pairs[first : first + number]]
+
+
+def _strike(scenario: Scenario, fate: Fate, blow: _Blow, rng: np.random.Generator) -> Scenario:
+    """With the faults that slow the job this much."""
+    node = int(rng.integers(scenario.cluster.nodes))
+    rank = int(rng.integers(scenario.cluster.ranks))
+    at, span = blow.from_s, blow.for_s
+
+    def contend(base: Scenario, factor: float) -> Scenario:
+        return base.cpu_contention(node=node, from_s=at, for_s=span, factor=factor)
+
+    def degrade(base: Scenario, factor: float) -> Scenario:
+        return base.slow_device(rank=rank, from_s=at, for_s=span, factor=factor)
+
+    def congest(base: Scenario, factor: float) -> Scenario:
+        return base.congest(node=node, from_s=at, for_s=span, factor=factor)
+
+    wanted_s = iteration_s(scenario) * blow.slowdown
+    if fate == "network and GPU":
+        # the GPU alone does half of it
+        half_s = iteration_s(scenario) * math.sqrt(blow.slowdown)
+        scenario = _just_so(scenario, degrade, at, half_s)
+    only: dict[Fate, _Strike] = {"CPU": contend, "GPU": degrade}
+    return _just_so(scenario, only.get(fate, congest), at, wanted_s)
+
+
+def _just_so(scenario: Scenario, strike: _Strike, at_s: float, wanted_s: float) -> Scenario:
+    """With the fault at the factor that makes an iteration take so long (within a percent)."""
+    low, high = 0.0, math.log(10_000)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if iteration_s(strike(scenario, math.exp(middle)), at_s) < wanted_s:
+            low = middle
+        else:
+            high = middle
+    return strike(scenario, math.exp(high))
