@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.decide.jobs import NOTHING_IGNORED, Shares, device, settings, verdict
+from tests.decide.journals import Recorder, live
 
-from failslow.decide.events import Event, Pace, Relieved, Tick
+from failslow.decide.events import Pace, Relieved
 from failslow.decide.incident import (
     Incident,
     Stretch,
@@ -25,11 +26,8 @@ from failslow.decide.levels import Assessment
 from failslow.decide.policy import Policy
 from failslow.decide.replay import RecordedPlanner, compare, redecide, replay
 from failslow.decide.ski import Ladder
-from failslow.journal import JournalEntry, JournalWriter, read_journal
+from failslow.journal import JournalEntry, read_journal
 from failslow.records import (
-    CulpritPace,
-    Decision,
-    Episode,
     JobFacts,
     Outcome,
     Rung,
@@ -210,73 +208,6 @@ def test_measured_costs_outrank_estimates_and_given_ones_outrank_both() -> None:
 
 
 # -- journals --------------------------------------------------------------------------------------
-
-
-class Recorder:
-    """A live policy whose events and decisions go to a journal."""
-
-    def __init__(self, path: Path, policy: Policy, start_t: float = 1e9) -> None:
-        self._writer = JournalWriter(path)
-        self._policy, self._start_t = policy, start_t
-
-    def at(self, after_s: float, event: Event) -> list[Decision]:
-        t = self._start_t + after_s
-        if isinstance(event, (Pace, Relieved)):
-            self._episode(event, t)
-        elif not isinstance(event, Tick):
-            self._writer.append(event, t=t)
-        decisions = self._policy.update(event, t)
-        for decision in decisions:
-            self._writer.append(decision, t=t)
-        return decisions
-
-    def due_s(self) -> float:
-        due = self._policy.due_s()
-        assert due is not None
-        return due - self._start_t
-
-    def _episode(self, event: Pace | Relieved, t: float) -> None:
-        over = isinstance(event, Relieved)
-        slowdown = 1.0 if isinstance(event, Relieved) else event.slowdown
-        record = Episode(
-            start_step=1,
-            end_step=None,
-            start_s=0.0,
-            end_s=None,
-            duration_s=t - self._start_t,
-            iteration_s=slowdown,
-            baseline_s=1.0,
-            slowdown=slowdown,
-            peak_slowdown=slowdown,
-            lost_s=event.lost_s,
-            confidence=1.0,
-        )
-        self._writer.append(
-            record,
-            t=t,
-            event="relief" if over else "update",
-            id=event.episode,
-            start_t=self._start_t,
-            end_t=t if over else None,
-            slowdown_now=slowdown,
-        )
-
-
-def live(path: Path) -> list[Decision]:
-    """A fault of 400 s: verdict at 8 s, S2 at once, S3 when its cost is lost, relief, restore."""
-    policy = Policy(Shares({"S2": 0.75, "S3": 0.9}), settings(relief_hold_s=20.0))
-    job = Recorder(path, policy)
-    made = job.at(0.0, Pace(episode="e1", slowdown=2.0, lost_s=0.0))
-    made += job.at(8.0, verdict(device(1)))
-    job.at(8.4, Outcome(episode="e1", level="S2", ok=True, cost_s=0.4, slowdown=1.3))
-    made += job.at(job.due_s(), Tick())
-    job.at(60.0, Outcome(episode="e1", level="S3", ok=True, cost_s=6.0, slowdown=1.1))
-    job.at(90.0, Relieved(episode="e1", lost_s=20.0))
-    job.at(200.0, CulpritPace(key="device rank 1", slowdown=2.0))
-    job.at(400.0, CulpritPace(key="device rank 1", slowdown=1.0))
-    made += job.at(job.due_s(), Tick())
-    job.at(421.0, Outcome(episode="e1", level="S1", ok=True, cost_s=0.3))
-    return made
 
 
 def test_journal_gives_back_the_fault_with_what_was_measured(tmp_path: Path) -> None:

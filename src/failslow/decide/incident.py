@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from failslow.decide.learned import History
 from failslow.decide.levels import Assessment
 from failslow.records import (
+    Culprit,
     CulpritPace,
     Decision,
     Episode,
@@ -191,6 +192,15 @@ class _Reader:
         if fault.applied == "S1" and abs(slowdown / fault.undone - 1.0) > _MOVED:
             fault.undone = max(1.0, slowdown)
             fault.push(t)
+        if not fault.findings:
+            # nobody validated: what the job's own series tells of its workers
+            fault.findings = {
+                finding.key: finding
+                for finding in map(_suspect, record.culprits)
+                if finding is not None
+            }
+            if fault.findings:
+                fault.push(t)
 
     def _decision(self, record: Decision) -> None:
         fault = self._open
@@ -251,3 +261,9 @@ class _Reader:
 def _share(undone: float, left: float) -> float:
     """The part of a slowdown that is removed."""
     return min(1.0, max(0.0, (undone - left) / (undone - 1.0))) if undone > 1.0 else 0.0
+
+
+def _suspect(culprit: Culprit) -> Finding | None:
+    if culprit.what not in ("compute", "host"):
+        return None
+    return Finding(what="device", slowdown=culprit.slowdown, ranks=(culprit.rank,))

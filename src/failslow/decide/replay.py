@@ -21,7 +21,7 @@ from failslow.config import DecideConfig
 from failslow.decide.account import RUNGS
 from failslow.decide.costs import CostBook
 from failslow.decide.events import Event, Pace, Relieved, Tick
-from failslow.decide.incident import Incident, Stretch
+from failslow.decide.incident import Incident, Stretch, learn_history
 from failslow.decide.learned import History
 from failslow.decide.levels import Assessment, InForce, Planner
 from failslow.decide.policy import Policy
@@ -246,32 +246,39 @@ def compare(
     """What each of `policies` makes of each incident, in order.
 
     costs_s: what levels cost; left out: measured ones of the incidents, else the config's.
-    history: for "learned"; None: nothing is known, and it is plain ski rental. planner: None: each
-    incident's own record. Restarts are allowed as `config` says, over all incidents together.
+    history: for "learned"; None: each incident is judged by the durations of the others. planner:
+    for incidents of which no level is on record. Restarts are allowed as `config` says, over all
+    incidents together.
     """
     config = _with_costs(config or DecideConfig(), incidents, costs_s or {})
-    ladder = config.model_copy(update={"mode": "auto", "trust": 1.0})
+    # a recorded verdict is told once, and stands
+    common = {"mode": "auto", "confirmations": 1}
+    ladder = config.model_copy(update={**common, "trust": 1.0})
     trust = config.trust if config.trust < 1.0 else _TRUST
-    learned = config.model_copy(update={"mode": "auto", "trust": trust})
+    learned = config.model_copy(update={**common, "trust": trust})
     found: dict[PolicyName, list[Replayed]] = {}
     for name in policies:
         evictions = 0
         found[name] = []
         for incident in incidents:
-            plan = planner or RecordedPlanner(tuple(incident.levels.values()))
+            recorded = RecordedPlanner(tuple(incident.levels.values()))
+            plan = recorded if incident.levels or planner is None else planner
+            if name == "ladder":
+                policy = Policy(plan, ladder, evictions=evictions)
+            elif name == "learned":
+                known = _others(incidents, incident) if history is None else history
+                policy = Policy(plan, learned, history=known, evictions=evictions)
             if name in ("ladder", "learned"):
-                policy = Policy(
-                    plan,
-                    learned if name == "learned" else ladder,
-                    history=history if name == "learned" else None,
-                    evictions=evictions,
-                )
                 result = replay(incident, policy, plan, name=name)
                 evictions = policy.evictions
             else:
                 result = _simple(incident, plan, config, name)
             found[name].append(result)
     return found
+
+
+def _others(incidents: Sequence[Incident], incident: Incident) -> History:
+    return learn_history([other for other in incidents if other is not incident])
 
 
 def _with_costs(
