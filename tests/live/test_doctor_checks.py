@@ -99,6 +99,7 @@ def test_without_the_entry_point_the_remedy_is_to_reinstall(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])  # where no distribution is installed
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # another test may have imported it
 
     found = {check.name: check for check in environment_checks({})}
 

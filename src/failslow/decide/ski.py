@@ -93,6 +93,7 @@ class Ladder:
         theta: what thresholds are multiplied by. Infinite where a level is never reached.
         """
         when_s, times = 0.0, []
+        theta = float(theta)  # numpy's warns where Python's division gives infinity
         for here, there in pairwise(self._chain):
             missing = theta * (self.cost_s[there] - self.cost_s[here])
             when_s += missing / self.rate[here]
