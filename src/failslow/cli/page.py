@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from failslow.cli.inputs import Batch
     from failslow.report import Study
 
-__all__ = ["write_page"]
+__all__ = ["check_target", "write_page"]
 
 
-def write_page(batch: Batch, file: Path, *, study: Study | None = None, quiet: bool) -> None:
-    """Write the page and say where; without a single job there is nothing to write."""
+def write_page(
+    batch: Batch, file: Path, *, study: Study | None = None, after_summary: str = "", quiet: bool
+) -> None:
+    """Write the page and say where; without a single job there is nothing to write.
+
+    after_summary: HTML of our own that stands between the summary and the jobs.
+    """
     if not batch.pictures:
         return
     from failslow.report.html import write_html
@@ -28,13 +33,14 @@ def write_page(batch: Batch, file: Path, *, study: Study | None = None, quiet: b
     one = len(batch.pictures) == 1
     title = batch.analyses[0].source if one else "failslow study" if study else "failslow report"
     try:
-        _check_target(file)
+        check_target(file)
         write_html(
             file,
             batch.pictures,
             title=title,
             study=study,
             errors=batch.errors,
+            after_summary=after_summary,
             made_at=f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC",
         )
     except OutputError as error:
@@ -44,7 +50,7 @@ def write_page(batch: Batch, file: Path, *, study: Study | None = None, quiet: b
         note(f"wrote {file}")
 
 
-def _check_target(file: Path) -> None:
+def check_target(file: Path) -> None:
     """Raises OutputError where the page would replace something else (`--html *.log`)."""
     try:
         with file.open("rb") as old:

@@ -6,14 +6,13 @@ $ failslow simulate examples/scenarios/slow_gpu.yaml --json | jq '.simulation.mi
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from failslow.cli import options
-from failslow.cli.output import emit, emit_view, note, progress
+from failslow.cli.output import emit, emit_view, progress
 
 if TYPE_CHECKING:
     from failslow.report.simulation import Truth
@@ -103,19 +102,15 @@ def simulate(
 
         emit_view(Group(analysis_view([analysis]), Text(), truth_view(truth)))
     if html is not None:
-        from failslow.report.html import write_html
+        from failslow.cli.inputs import Batch
+        from failslow.cli.page import write_page
         from failslow.report.picture import job_picture
         from failslow.report.simulation import truth_card
 
-        write_html(
-            html,
-            [job_picture(job.series, analysis)],
-            title=told.name,
-            after_summary=truth_card(truth),
-            made_at=f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC",
-        )
-        if not quiet:
-            note(f"wrote {html}")
+        batch = Batch(analyses=[analysis], pictures=[job_picture(job.series, analysis)])
+        write_page(batch, html, after_summary=truth_card(truth), quiet=quiet)
+        batch.report_errors()
+        raise typer.Exit(batch.exit_code())
 
 
 def _truth(result: Score, ranks: int, seed: int) -> Truth:

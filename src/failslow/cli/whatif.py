@@ -14,6 +14,7 @@ import typer
 
 from failslow.cli import options
 from failslow.cli.output import emit, emit_view, note, progress
+from failslow.cli.page import check_target
 
 __all__ = ["EXAMPLES", "whatif"]
 
@@ -74,8 +75,8 @@ def whatif(
     if html is not None:
         from failslow.report.whatif_html import write_whatif_html
 
-        write_whatif_html(
-            html, found, made_at=f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
-        )
+        check_target(html)
+        made_at = f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
+        write_whatif_html(html, found, made_at=made_at)
         if not quiet:
             note(f"wrote {html}")

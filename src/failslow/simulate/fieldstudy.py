@@ -13,7 +13,7 @@ completion times come out near its means.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,8 @@ _Strike: TypeAlias = "Callable[[Scenario, float], Scenario]"
 _SHORTEST_S, _LONGEST_S = 30.0, 36_000.0
 _SPREAD = 1.0
 """Standard deviation of log durations: one in ten lasts over twice the mean."""
+_LINKS = 0.5
+"""Share of the congestions that are of one link; the others are of all a node sends and gets."""
 _HALVINGS = 11
 """Of the range of factors: then the slowdown is right to about a percent."""
 
@@ -94,7 +96,7 @@ POPULATIONS = (
         jct_increase_pct=15.45,
         nodes=(4,),
         length_s=5400,
-        slowdown=(1.15, 2.2),
+        slowdown=(1.2, 2.4),
         workload=Workload(layers=32, hidden=4096, vocabulary=0, tp=4, pp=2, dp=4, micro_batches=8),
     ),
     Population(
@@ -105,7 +107,7 @@ POPULATIONS = (
         jct_increase_pct=34.59,
         nodes=(64, 96, 128),
         length_s=12_600,
-        slowdown=(1.25, 6.0),
+        slowdown=(1.3, 7.0),
         workload=Workload(
             layers=80, hidden=8192, sequence=2048, tp=8, pp=8, dp=8, micro_batches=32
         ),
@@ -123,9 +125,9 @@ class StudyJob:
     scenario: Scenario
 
 
-def field_study(seed: int) -> Iterator[StudyJob]:
+def field_study(seed: int, populations: Sequence[Population] = POPULATIONS) -> Iterator[StudyJob]:
     """The jobs of all populations; equal seeds give equal studies."""
-    for place, population in enumerate(POPULATIONS):
+    for place, population in enumerate(populations):
         rng = np.random.default_rng([seed, place])
         fates: list[Fate | None] = [f for f, number in population.fates for _ in range(number)]
         fates += [None] * (population.jobs - len(fates))
@@ -188,8 +190,12 @@ def _strike(scenario: Scenario, fate: Fate, blow: _Blow, rng: np.random.Generato
     def degrade(base: Scenario, factor: float) -> Scenario:
         return base.slow_device(rank=rank, from_s=at, for_s=span, factor=factor)
 
+    of_link = "network" in fate and rng.random() < _LINKS
+    link = _ring_link(scenario, rng) if of_link else None
+
     def congest(base: Scenario, factor: float) -> Scenario:
-        return base.congest(node=node, from_s=at, for_s=span, factor=factor)
+        only = {"node": node} if link is None else {"link": link}
+        return base.congest(from_s=at, for_s=span, factor=factor, **only)
 
     wanted_s = iteration_s(scenario) * blow.slowdown
     if fate == "network and GPU":
@@ -198,6 +204,17 @@ def _strike(scenario: Scenario, fate: Fate, blow: _Blow, rng: np.random.Generato
         scenario = _just_so(scenario, degrade, at, half_s)
     only: dict[Fate, _Strike] = {"CPU": contend, "GPU": degrade}
     return _just_so(scenario, only.get(fate, congest), at, wanted_s)
+
+
+def _ring_link(scenario: Scenario, rng: np.random.Generator) -> tuple[int, int]:
+    """A link between nodes that replicas of a stage reduce gradients over."""
+    workload, cluster = scenario.workload, scenario.cluster
+    first = int(rng.integers(workload.pp)) * workload.dp
+    workers = (first + np.arange(workload.dp)) * workload.ranks_per_worker
+    node = cluster.node_of(workers)
+    across = np.flatnonzero(node != np.roll(node, -1))
+    at = int(rng.choice(across))
+    return int(node[at]), int(np.roll(node, -1)[at])
 
 
 def _just_so(scenario: Scenario, strike: _Strike, at_s: float, wanted_s: float) -> Scenario:

@@ -25,7 +25,7 @@ from failslow.simulate.noise import Noise, iteration_factors, worker_noise
 from failslow.simulate.pipeline import Pipeline
 from failslow.simulate.scenario import Scenario
 
-__all__ = ["FaultTruth", "SimulatedJob", "iteration_s", "simulate"]
+__all__ = ["FaultTruth", "SimulatedJob", "compute_s", "iteration_s", "simulate"]
 
 Floats: TypeAlias = "NDArray[np.float64]"
 State: TypeAlias = tuple[float, ...]
@@ -123,6 +123,13 @@ def iteration_s(scenario: Scenario, at_s: float = 0.0) -> float:
     """Seconds of an iteration that begins at `at_s`, noise left out."""
     model = _Model(scenario.but(noise=Noise.none()))
     return float(_Block(model, 0, 1).durations(model.state(at_s))[0])
+
+
+def compute_s(scenario: Scenario, at_s: float = 0.0) -> Floats:
+    """(stages, replicas): seconds each worker computes in that iteration, noise left out."""
+    model = _Model(scenario.but(noise=Noise.none()))
+    result: Floats = _Block(model, 0, 1).compute(model.state(at_s))[0]
+    return result
 
 
 class _Model:
