@@ -2,10 +2,14 @@
 
     $ python benchmarks/simulate.py
     simulate, 1,000 iterations, processor time
-             64 devices    0.77 s    114 MB
-          1,024 devices    1.26 s    145 MB
-         10,240 devices    1.83 s    180 MB
-        102,400 devices    4.59 s    195 MB
+             64 devices    0.61 s    115 MB; 3 of 3 faults found, 0 false, 1 causes right;
+               detector 22 us an iteration, blame 0.00 s
+          1,024 devices    1.21 s    147 MB; 3 of 3 faults found, 0 false, 3 causes right;
+               detector 22 us an iteration, blame 0.01 s
+         10,240 devices    1.68 s    181 MB; 3 of 3 faults found, 0 false, 3 causes right;
+               detector 20 us an iteration, blame 0.05 s
+        102,400 devices    4.30 s    242 MB; 3 of 3 faults found, 0 false, 3 causes right;
+               detector 22 us an iteration, blame 0.58 s
     what-if, 256 workers x 32 steps, 688,128 operations    1.1 s
     published trace ST    replayed 0.11 % off at most, ideal 0.03 %, slowdowns 0.0009
 
@@ -28,9 +32,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from failslow.detect import analyze
 from failslow.ingest.traces import read_layout, read_trace
 from failslow.records import OperationTrace, ParallelLayout
-from failslow.simulate import Cluster, NodeGroup, Scenario, Workload, simulate, what_if
+from failslow.simulate import Cluster, NodeGroup, Scenario, Workload, score, simulate, what_if
+from failslow.simulate.blame import blame
 from failslow.simulate.pipeline import Pipeline
 from failslow.simulate.schedule import Computation
 
@@ -75,7 +81,12 @@ def main() -> None:
         return
     print(f"simulate, {arguments.iterations:,} iterations, processor time")
     for row in sizes:
-        print(f"  {row['devices']:>9,} devices {row['seconds']:7.2f} s {row['megabytes']:6.0f} MB")
+        print(
+            f"  {row['devices']:>9,} devices {row['seconds']:7.2f} s {row['megabytes']:6.0f} MB; "
+            f"{row['faults'] - row['missed']} of {row['faults']} faults found, "
+            f"{row['false_alarms']} false, {row['causes_right']} causes right; detector "
+            f"{row['detect_us_per_iteration']:.0f} us an iteration, blame {row['blame_s']:.2f} s"
+        )
     print(
         f"what-if, {replay['workers']} workers x {replay['steps']} steps, "
         f"{replay['operations']:,} operations    {replay['seconds']:.1f} s"
@@ -104,21 +115,36 @@ def scenario(devices: int, iterations: int) -> Scenario:
     return (
         plain.congest(node=devices // 16, from_s=600, for_s=600, factor=20)
         .slow_device(rank=devices // 2, from_s=1500, for_s=600, factor=1.5)
-        .thermal(node=0, from_s=2200, for_s=600, factor=1.4)
+        .thermal(node=0, from_s=2200, for_s=600, factor=1.7)
     )
 
 
 def simulated(devices: int, iterations: int) -> dict[str, float]:
-    """Seconds and memory of one simulation."""
+    """Seconds and memory of one simulation and its analysis, and how right that is."""
     told = scenario(devices, iterations)
     begin_s = time.process_time()
     job = simulate(told)
-    seconds = time.process_time() - begin_s
+    simulated_s = time.process_time()
+    analysis = analyze(job.series)
+    result = score(job, analysis)
+    analysed_s = time.process_time()
+    causes = {truth.start_step: truth.what for truth in job.truth if truth.counts}
+    named = [blame(job, analysis, episode) for episode in analysis.fail_slows]
+    right = sum(
+        ("network" in found.cause) == (what == "communication")
+        for found, what in zip(named, causes.values(), strict=False)
+    )
     return {
         "devices": devices,
         "iterations": len(job.series),
-        "seconds": seconds,
+        "seconds": simulated_s - begin_s,
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "faults": len(causes),
+        "missed": result.missed,
+        "false_alarms": result.false_alarms,
+        "causes_right": right,
+        "detect_us_per_iteration": 1e6 * (analysed_s - simulated_s) / len(job.series),
+        "blame_s": time.process_time() - analysed_s,
     }
 
 
