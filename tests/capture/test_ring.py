@@ -1,38 +1,25 @@
-"""The ring against a plain model, against a writer that is killed, and against a full disk."""
+"""Records through the ring: against a plain model, and against a writer that is killed."""
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import signal
-import stat
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ring_writer import append, assert_whole, make, writing
 
 from failslow.capture import layout
-from failslow.capture.layout import CALL, from_runs, to_runs
+from failslow.capture.layout import CALL
 from failslow.capture.reader import RECORD_DTYPE, RingReader
 from failslow.capture.ring import (
-    MAX_CAPACITY,
-    RingWriter,
-    find_rings,
-    job_name,
-    process_start_ticks,
     remove_stale,
-    ring_capacity,
 )
-from failslow.errors import CaptureError
 from failslow.records import (
     CALL_COLUMNS,
     KIND_CALL,
@@ -40,59 +27,6 @@ from failslow.records import (
     KIND_TRAINER_STEP,
     KIND_WAIT,
 )
-
-WRITER = Path(__file__).with_name("ring_writer.py")
-
-
-def make(folder: Path, *, capacity: int = 64, rank: int = 0, job: str = "job") -> RingWriter:
-    return RingWriter.create(
-        job=job,
-        rank=rank,
-        world_size=4,
-        description={"torch": "2.13"},
-        capacity=capacity,
-        environ={"FAILSLOW_CAPTURE_FOLDER": str(folder)},
-    )
-
-
-def append(writer: RingWriter, n: int) -> int:
-    return writer.append(n, n + 1, n + 2, 3 * n, n, 9, -1, 2, 1, CALL, 6, 0, 0)
-
-
-@contextmanager
-def writing(folder: Path, capacity: int, count: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The writer of ring_writer.py in a process of its own; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, str(WRITER), str(folder), str(capacity), str(count)],
-        stdout=subprocess.PIPE,
-    )
-    try:
-        deadline = time.monotonic() + 20
-        while not list(folder.glob("*.ring")):
-            assert time.monotonic() < deadline, "the writer made no ring"
-            time.sleep(0.01)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def assert_whole(records: np.ndarray) -> None:
-    """Every field is the function of the record's number that the writer wrote."""
-    n = records["seq"].astype(np.int64)
-    for field, value in {
-        "start_ns": n,
-        "end_ns": n + 1,
-        "wait_ns": n + 2,
-        "size_bytes": 3 * n,
-        "call_ns": n % 1000,
-        "thread": n % 7,
-        "peer": n % 5,
-        "op": n % 21,
-        "dtype": n % 15,
-        "group": n % 100,
-    }.items():
-        np.testing.assert_array_equal(records[field], value, err_msg=field)
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -244,202 +178,3 @@ def test_a_writer_killed_in_the_middle_leaves_whole_records(tmp_path: Path) -> N
             assert not reader.closed
             assert remove_stale({"FAILSLOW_CAPTURE_FOLDER": str(folder)}) == [path]
             assert not path.exists()
-
-
-def test_only_dead_processes_and_their_earlier_lives_lose_their_rings(tmp_path: Path) -> None:
-    environ = {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
-    mine = make(tmp_path)
-    assert remove_stale(environ) == []
-    # the same pid, started at another time: the ring of a process whose pid was used again
-    text = json.dumps(process_start_ticks(os.getpid())).encode()
-    at = bytes(mine.memory[: layout.GROUPS_OFFSET]).index(text)
-    mine.memory[at : at + len(text)] = b"1".rjust(len(text))
-    assert remove_stale(environ) == [mine.path]
-
-
-def test_rings_of_foreign_namespaces_stay_and_of_earlier_boots_go(tmp_path: Path) -> None:
-    environ = {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
-    with writing(tmp_path, 64, 1):
-        pass  # dead from here on
-    (path,) = tmp_path.glob("*.ring")
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"pid:[", b"pid:<", 1))
-    assert remove_stale(environ) == []
-    boot = json.loads(whole[4096:16384].split(b"\0")[0])["boot_id"].encode()
-    path.write_bytes(whole.replace(boot, b"x" * len(boot), 1).replace(b"pid:[", b"pid:<", 1))
-    assert remove_stale(environ) == [path]
-
-
-def test_foreign_files_and_links_are_never_touched(tmp_path: Path) -> None:
-    environ = {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
-    stem = f"failslow-{os.getuid()}-job-r0-p"
-    target = tmp_path / "target"
-    target.write_bytes(b"precious")
-    (tmp_path / f"{stem}999999999.ring").symlink_to(target)
-    (tmp_path / "failslow-notes.txt").write_text("mine")
-    other = tmp_path / f"failslow-{os.getuid() + 1}-job-r0-p999999999.ring"
-    other.write_bytes(b"of another user")
-    assert remove_stale(environ) == []
-    assert find_rings(environ=environ) == []
-    assert target.read_bytes() == b"precious"
-
-
-def test_rings_are_found_by_job(tmp_path: Path) -> None:
-    environ = {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
-    first, second = make(tmp_path, job="a"), make(tmp_path, job="a-b", rank=1)
-    assert find_rings("a", environ) == [first.path]
-    assert find_rings("a-b", environ) == [second.path]
-    assert find_rings(environ=environ) == sorted([first.path, second.path])
-
-
-def test_others_cannot_read_it_and_closing_removes_it(tmp_path: Path) -> None:
-    old = os.umask(0)
-    try:
-        writer = make(tmp_path)
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE(writer.path.stat().st_mode) == 0o600
-    reader = RingReader(writer.path)
-    append(writer, 1)
-    writer.close()
-    assert not writer.path.exists()
-    append(writer, 2)  # a late thread must not fault
-    assert reader.closed
-    assert reader.read().records["seq"].tolist() == [1, 2]
-
-
-def test_description_groups_faults_and_control_cross_the_file(tmp_path: Path) -> None:
-    writer = make(tmp_path, rank=3)
-    reader = RingReader(writer.path)
-    assert (reader.pid, reader.rank, reader.world_size) == (os.getpid(), 3, 4)
-    assert reader.description["torch"] == "2.13"
-    assert reader.description["job"] == "job"
-    assert tuple(reader.description["ops"]) == layout.OPS
-    assert reader.alive
-    assert abs(reader.to_epoch_s(time.monotonic_ns()) - time.time()) < 0.1
-    assert reader.groups() == []
-    entry = {"id": 0, "name": "0", "desc": "world", "backend": "gloo", "size": 4, "rank": 3}
-    assert writer.add_group({**entry, "ranks": to_runs([0, 1, 2, 3]), "time_ns": 5})
-    assert writer.add_group({**entry, "id": 1, "ranks": None, "time_ns": 6})
-    first, second = reader.groups()
-    assert (first.number, first.ranks, first.backend, first.time_ns) == (0, (0, 1, 2, 3), "gloo", 5)
-    assert (second.number, second.ranks) == (1, None)
-    writer.count_fault()
-    assert (reader.faults, writer.faults) == (1, 1)
-    assert writer.memory[layout.OFFSET_CONTROL] == 0
-    reader.set_profile(True)
-    assert writer.memory[layout.OFFSET_CONTROL] == layout.CONTROL_PROFILE
-    reader.set_profile(False)
-    assert writer.memory[layout.OFFSET_CONTROL] == 0
-
-
-def test_a_full_group_table_says_so(tmp_path: Path) -> None:
-    writer = make(tmp_path)
-    entry = {"name": "x" * 1000}
-    added = 0
-    while writer.add_group(entry):
-        added += 1
-        assert added < 1000
-    assert added > 200
-
-
-@given(st.lists(st.integers(0, 40), max_size=12))
-def test_runs_of_ranks_lose_nothing(ranks: list[int]) -> None:
-    assert from_runs(to_runs(ranks)) == ranks
-
-
-def test_a_regular_group_of_any_size_is_one_run() -> None:
-    assert to_runs(list(range(0, 100_000, 8))) == [[0, 100_000, 8]]
-
-
-def test_a_full_tmpfs_refuses_at_start_and_leaves_nothing(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
-    try:
-        with pytest.raises(CaptureError, match=r"No space left.*FAILSLOW_CAPTURE_FOLDER"):
-            make(tmp_path, capacity=1 << 16)
-        assert list(tmp_path.iterdir()) == []
-        make(tmp_path, capacity=1 << 10).close()
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_a_file_size_limit_refuses_at_start_and_leaves_nothing(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
-    try:
-        with pytest.raises(CaptureError, match="no room for a ring of 4"):
-            make(tmp_path, capacity=1 << 16)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=f"{tmp_path}/none: No such file"):
-        make(tmp_path / "none")
-
-
-@pytest.mark.parametrize("text", ["many", "1", "-5", str(MAX_CAPACITY + 1)])
-def test_an_impossible_capacity_is_named_with_its_limits(text: str) -> None:
-    with pytest.raises(CaptureError, match=rf"FAILSLOW_CAPTURE_RECORDS = '{text}'.*from 2 to"):
-        ring_capacity({"FAILSLOW_CAPTURE_RECORDS": text})
-    assert ring_capacity({}) == 1 << 16
-
-
-def test_capacity_is_rounded_up_to_a_power_of_two(tmp_path: Path) -> None:
-    assert make(tmp_path, capacity=1000).capacity == 1024
-    assert make(tmp_path, capacity=1024, rank=1).capacity == 1024
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "cannot be mapped"),
-        (b"x" * 20_000, "is no ring"),
-        (b"FAILSLOW" + b"\x63" + bytes(20_000), "ring version 99"),
-    ],
-)
-def test_what_is_no_ring_is_refused_by_name(tmp_path: Path, content: bytes, complaint: str) -> None:
-    path = tmp_path / "bad.ring"
-    path.write_bytes(content)
-    with pytest.raises(CaptureError, match=f"bad.ring: {complaint}"):
-        RingReader(path)
-
-
-def test_a_ring_cut_short_is_refused(tmp_path: Path) -> None:
-    writer = make(tmp_path)
-    cut = tmp_path / "cut.ring"
-    cut.write_bytes(writer.path.read_bytes()[:-64])
-    with pytest.raises(CaptureError, match="cut short"):
-        RingReader(cut)
-
-
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({"FAILSLOW_JOB": "pre/train 7"}, "pre_train_7"),
-        ({"TORCHELASTIC_RUN_ID": "abc"}, "abc"),
-        ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "h-1"),
-        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, "10.0.0.1-29500"),
-        ({}, "local-0"),
-    ],
-)
-def test_workers_agree_on_the_name_of_their_job(environ: dict[str, str], name: str) -> None:
-    assert job_name(environ) == name
-
-
-def test_the_start_of_a_process_is_known_only_while_it_lives() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert process_start_ticks(process.pid) is not None
-    process.kill()
-    process.wait()
-    assert process_start_ticks(process.pid) is None
-    process.communicate()

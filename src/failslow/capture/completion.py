@@ -1,5 +1,7 @@
 """When a collective that was only enqueued is really complete; asked for while profiling only.
 
+(On the CPU the extension of native.py reports completions itself, always.)
+
 In: the Work of a call, and what was marked before it. Out: `done(call, start_ns, end_ns)`:
 on the CPU `end_ns` by this host's clock and `start_ns` 0; on a GPU both by the device, moved to
 the host's clock. A host that enqueues returns long before the transfer ends: the time inside

@@ -206,14 +206,15 @@ def _attach_methods(recorder: Recorder, stack: ExitStack) -> list[str]:
     """Wrap ProcessGroup's methods; returns what is not seen that way."""
     group, seen = dist.ProcessGroup, set()
     for name, (op, _, _) in METHODS.items():
-        if hasattr(group, name):
+        if name in vars(group):
             _replace(stack, group, name, make_method(recorder, name, getattr(group, name)))
             seen.add(op)
     return [*UNSEEN, *sorted({op for op, _, _ in METHODS.values()} - seen)]
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
+    # as it lies in the class: what an attribute look-up gives does not bind when set again
+    stack.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, value)
 
 

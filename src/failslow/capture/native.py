@@ -30,6 +30,7 @@ from failslow.errors import CaptureError
 __all__ = ["NativeRecorder", "build", "extension_path", "load"]
 
 SOURCE = Path(__file__).with_name("native.cpp")
+_HEADER = Path(__file__).with_name("native_ring.hpp")
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 
 
