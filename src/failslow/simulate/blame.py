@@ -10,6 +10,7 @@ all others of the node the host. What slow computation does not explain is the n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ Cause: TypeAlias = Literal["CPU", "GPU", "network", "network and GPU"]
 Floats: TypeAlias = "NDArray[np.float64]"
 
 _SLOW = 1.10
+_PARTS, _LEAST = 20, 5
+"""An episode is looked at in up to so many parts of at least so many iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +39,18 @@ class Blame:
 
 
 def blame(job: SimulatedJob, analysis: JobAnalysis, episode: Episode) -> Blame:
-    """The cause of `episode`, at the level of it at which it shows most."""
+    """The cause of `episode`: of all that is slow in any part of it, as faults come and go."""
     outside = np.ones(len(job.series), dtype=np.bool_)
     for other in analysis.fail_slows:
         outside[other.first_index : other.last_index + 1] = False
     usual = _usual(job.worker_compute_s, outside)
-    levels = [level.start_step for level in episode.levels[1:]]
-    starts = [episode.first_index, *np.searchsorted(job.series.step, levels).tolist()]
+    first, last = episode.first_index, episode.last_index + 1
+    parts = max(1, min(_PARTS, (last - first) // _LEAST))
+    cuts = np.linspace(first, last, parts + 1).astype(int)
     ratio, unexplained = np.ones(usual.shape), 0.0
-    for first, last in zip(starts, [*starts[1:], episode.last_index + 1], strict=True):
-        if last <= first:
-            continue
-        compute = np.median(job.worker_compute_s[first:last], axis=0) / usual
-        slowdown = np.median(job.series.duration_s[first:last]) / episode.baseline_s
+    for begin, end in pairwise(cuts.tolist()):
+        compute = np.median(job.worker_compute_s[begin:end], axis=0) / usual
+        slowdown = np.median(job.series.duration_s[begin:end]) / episode.baseline_s
         ratio = np.maximum(ratio, compute)
         unexplained = max(unexplained, slowdown / max(1.0, float(compute.max())))
     slow = ratio >= _SLOW
