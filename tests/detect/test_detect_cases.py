@@ -165,7 +165,7 @@ def test_a_restart_is_warned_of_and_its_slow_first_iterations_are_no_fault() -> 
     step = np.concatenate([np.arange(1, 301), np.arange(250, 550)])
     analysis = analyze(job(duration_s, run=run, runs=(Run(), Run()), step=step))
     assert analysis.episodes == ()
-    assert any("restarted 1 times, at step 250" in w for w in analysis.warnings)
+    assert any("restarted once, at step 250" in w for w in analysis.warnings)
 
 
 def test_slower_after_a_restart_is_a_fail_slow() -> None:

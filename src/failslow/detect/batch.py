@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import median_filter
 
 from failslow.config import DetectConfig
 from failslow.detect.events import DetectEvent
 from failslow.detect.online import Detector
+from failslow.detect.stretch import CERTAIN
 from failslow.records import Episode, JobAnalysis, Level, StepSeries
 from failslow.stats.robust import mad, median
 
@@ -37,7 +39,15 @@ class _Draft:
     gradual: bool
     levels: list[int]
     end: int | None = None
-    notes: list[str] = field(default_factory=list)
+    gaps: list[slice] = field(default_factory=list)
+    """Healthy in between: flapping."""
+
+    def slow(self, end: int) -> Flags:
+        """Which of its records, up to `end`, are of no gap."""
+        flags = np.ones(end, dtype=np.bool_)
+        for gap in self.gaps:
+            flags[gap] = False
+        return flags[self.first :]
 
 
 def analyze(series: StepSeries, config: DetectConfig | None = None) -> JobAnalysis:
@@ -92,11 +102,13 @@ class _Summary:
         healthy = ~(self.inside | self.spike | self.warm)
         if not healthy.any():
             healthy = ~self.inside
-        weights = series.iterations[healthy]
-        healthy_s = median(series.duration_s[healthy], weights)
+        own_s = np.exp(self.base + self.correction)
+        if healthy.any():
+            healthy_s = median(series.duration_s[healthy], series.iterations[healthy])
+        else:  # slow throughout, but for what a changed configuration left behind
+            healthy_s = median(own_s, series.iterations)
         lost_s = sum(e.lost_s for e in episodes if e.kind == "fail_slow")
         wall_s = float(series.end_s[-1])
-        own_s = np.exp(self.base + self.correction)
         spike_lost_s = ((series.duration_s - own_s) * series.iterations)[self.spike].sum()
         return JobAnalysis(
             source=series.source,
@@ -124,9 +136,9 @@ class _Summary:
             if event.kind == "onset":
                 last = drafts[-1] if drafts else None
                 if last and last.end is not None and self._close(last, event):
-                    last.end = None
+                    last.gaps.append(slice(last.end, event.first_index))
                     last.levels.append(event.first_index)
-                    last.notes.append("flapping")
+                    last.end = None
                 else:
                     drafts.append(
                         _Draft(
@@ -213,12 +225,15 @@ class _Summary:
         iterations = series.iterations[piece][kept]
         own_s = np.exp(self.base[piece] + self.correction[piece])[kept]
         ratio = duration_s / own_s
+        if median(ratio, iterations) < self.config.min_slowdown:  # mostly gaps: how slow between
+            slow = draft.slow(end)[kept]
+        else:
+            slow = np.ones(len(ratio), dtype=np.bool_)
         start_s = float(self.begins_s[draft.first])
-        end_s = None if draft.end is None else float(self.begins_s[draft.end])
-        iteration_s = median(duration_s, iterations)
-        baseline_s = median(own_s, iterations)
+        # not where the next record begins: a job is stopped, and started again later
+        end_s = None if draft.end is None else float(series.end_s[end - 1])
         planned = bool(series.planned_ramp) and draft.gradual
-        notes = list(dict.fromkeys(draft.notes))
+        notes = ["flapping"] if draft.gaps else []
         if planned:
             notes.append(series.planned_ramp)
         elif draft.gradual:
@@ -235,9 +250,9 @@ class _Summary:
             start_s=start_s,
             end_s=end_s,
             duration_s=(float(series.end_s[-1]) if end_s is None else end_s) - start_s,
-            iteration_s=iteration_s,
-            baseline_s=baseline_s,
-            slowdown=median(ratio, iterations),
+            iteration_s=median(duration_s[slow], iterations[slow]),
+            baseline_s=median(own_s[slow], iterations[slow]),
+            slowdown=median(ratio[slow], iterations[slow]),
             peak_slowdown=float(ratio.max()),
             lost_s=0.0 if planned else max(0.0, lost_s),
             confidence=min(1.0, draft.confidence),
@@ -249,15 +264,21 @@ class _Summary:
         )
 
     def _levels(self, draft: _Draft, end: int) -> tuple[Level, ...]:
-        ratio = np.exp(self.log_s - self.base)
-        weights = self.series.iterations
+        excess = (self.log_s - self.base)[draft.first : end]
+        slow, weights = draft.slow(end), self.series.iterations[draft.first : end]
+        anew = {gap.stop for gap in draft.gaps}
+        levels: list[tuple[int, float]] = []
+        for i, j in itertools.pairwise([*draft.levels, end]):
+            piece = np.flatnonzero(slow[i - draft.first : j - draft.first]) + i - draft.first
+            if not len(piece):
+                continue
+            level = median(excess[piece], weights[piece])
+            # slow again as before is no other level
+            if i not in anew or abs(level - levels[-1][1]) >= self.slow:
+                levels.append((i, level))
         return tuple(
-            Level(
-                start_step=int(self.series.step[i]),
-                slowdown=median(ratio[i:j], weights[i:j]),
-            )
-            for i, j in itertools.pairwise([*draft.levels, end])
-            if j > i
+            Level(start_step=int(self.series.step[i]), slowdown=math.exp(level))
+            for i, level in levels
         )
 
     def _data_stall(self, first: int, end: int) -> str:
@@ -282,12 +303,11 @@ class _Summary:
         if plain:
             steps = ", ".join(str(series.step[i]) for i in plain[:5])
             more = ", …" if len(plain) > 5 else ""
-            self.warnings.append(f"restarted {len(plain)} times, at step {steps}{more}")
+            times = "once" if len(plain) == 1 else f"{len(plain):,} times"
+            self.warnings.append(f"restarted {times}, at step {steps}{more}")
 
     def _say_open_end(self) -> None:
-        last = next(
-            (e for e in reversed(self.events) if e.kind in ("suspected", "cleared", "onset")), None
-        )
+        last = next((e for e in reversed(self.events) if e.kind != "level"), None)
         if last and last.kind == "suspected":
             step = int(self.series.step[last.first_index])
             self.warnings.append(
@@ -322,13 +342,18 @@ class _Summary:
         grown = self.correction[begin:end]
         if not len(grown) or np.ptp(grown) < self.slow:
             return []
-        smooth = _running_median(grown)
+        # so many records of work that varies by itself have a median that tells something
+        spread = 1.05 * float(np.median(np.abs(np.diff(grown))))  # as MAD, sqrt(2) more in diffs
+        lasting = max(5, math.ceil((CERTAIN * 1.25 * spread / self.slow) ** 2)) | 1
+        if len(grown) < lasting:
+            return []
+        smooth = _running_median(grown, lasting)
         start_level = float(np.median(smooth[: max(1, min(_FEW, len(smooth) // 4))]))
         high = smooth - start_level >= self.slow
         found: list[Episode] = []
         edges = np.flatnonzero(np.diff(np.concatenate(([False], high, [False])).astype(np.int8)))
         for a, b in zip(edges[::2], edges[1::2], strict=True):
-            if b - a < 5:
+            if b - a < lasting:
                 continue
             first = int(a)
             while first > 0 and smooth[first - 1] - start_level > 0.02:
@@ -359,7 +384,7 @@ class _Summary:
             return []
         last = end == len(series)
         start_s = float(self.begins_s[begin])
-        end_s = float(series.end_s[-1]) if last else float(self.begins_s[end])
+        end_s = float(series.end_s[end - 1])
         slowdown = after_s / before_s
         return [
             Episode(
@@ -396,9 +421,7 @@ def _isolated_peaks(excess: Floats) -> Flags:
     return out
 
 
-def _running_median(values: Floats, width: int = 5) -> Floats:
+def _running_median(values: Floats, width: int) -> Floats:
     if len(values) < width:
         return np.full(len(values), float(np.median(values)))
-    padded = np.pad(values, width // 2, mode="edge")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
-    return np.asarray(np.median(windows, axis=1), dtype=np.float64)
+    return np.asarray(median_filter(values, width, mode="nearest"), dtype=np.float64)

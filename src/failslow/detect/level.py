@@ -8,10 +8,12 @@ reference it may not creep away from, and the noise.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from failslow.detect.windows import Noise, run_lengths
+from failslow.detect.windows import Noise, Spikes, run_lengths
 from failslow.stats.robust import autocorrelation, mad
 
 __all__ = ["HealthyLevel"]
@@ -24,6 +26,7 @@ _FLOOR = 0.004  # log time; clocks and printed digits are not better than that
 _FEW = 32  # below so many records the spread is not trusted to be small
 _FEW_FLOOR = 0.01
 _LAGS = 4
+_RARE, _ROOM = 3, 0.03  # so many records may be higher than usual, and others by so much
 _YOUNG = 64
 _BLOCK = 128
 
@@ -35,8 +38,8 @@ class HealthyLevel:
         self.log_s = log_s
         self.reference_log_s = log_s
         self.noise = Noise(sigma=0.02, rho=0.0, count=1)
-        self.burst_rate = 0.01
-        """Runs of long records per healthy record: how common spikes are in this job."""
+        self.spikes = [Spikes(height=slow, rate=0.01)]
+        """How common spikes of one or two heights are in this job."""
         self.wall_s = 0.0
         self.warm_up = 0
         """How many of the first records were warm-up and do not count."""
@@ -55,8 +58,7 @@ class HealthyLevel:
         self.wall_s += float((np.exp(log_s) * iterations).sum())
         level = float(np.median(self._recent[-_LEVEL_RECORDS:]))
         self.noise = _noise(_detrended(self._recent), min(self._taken, _LEVEL_RECORDS))
-        spikes = run_lengths(self._recent - level >= self._slow)
-        self.burst_rate = (0.5 + len(spikes)) / (100.0 + len(self._recent))
+        self.spikes = _spikes(self._recent - level, self._slow)
         if self._taken <= _LEVEL_RECORDS:
             self.reference_log_s = level
         elif self._taken >= 2 * _LEVEL_RECORDS:
@@ -64,6 +66,33 @@ class HealthyLevel:
             if level < self.reference_log_s - max(self._slow / 2, 5.0 * error):
                 self.reference_log_s = level
         self.log_s = min(level, self.reference_log_s + self._slow)
+
+
+def _spikes(excess: Floats, slow: float) -> list[Spikes]:
+    """How common spikes are: those slow enough, and those over what one record in twenty reaches.
+
+    The second tells a fault where slow records are the job's habit: two kinds of batches, or an
+    evaluation in every other log line.
+    """
+    n = len(excess)
+    usual = max(_RARE, n // 20)
+    heights = [slow]
+    if n > usual:
+        height = float(np.partition(excess, n - 1 - usual)[n - 1 - usual]) + _ROOM
+        heights += [height] if height > slow else []
+    found: list[Spikes] = []
+    for height in heights:
+        runs = run_lengths(excess >= height)
+        longest = float(runs.max()) if len(runs) > _RARE else math.inf
+        found.append(Spikes(height=height, rate=_rate(len(runs), n), longest=longest))
+    return found
+
+
+def _rate(count: int, n: int) -> float:
+    """Spikes per record: one is chance, more are a rate; of few records it may be far too low."""
+    if n < _FEW and count >= _RARE:
+        return (count + 2.0 * math.sqrt(count)) / n
+    return max((0.5 + count) / (100.0 + n), (count - 1) / n)
 
 
 def _after_warm_up(log_s: Floats) -> Floats:

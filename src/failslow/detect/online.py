@@ -138,6 +138,8 @@ class Detector:
     def _begin_run(self, run: int, described: Run) -> None:
         self._run = run
         if described.config_changed:
+            if self._episode:  # what follows cannot be compared with it
+                self._relieve(self._count, 0.0, self._count, "the configuration changed")
             self._say("run", self._count, 0.0, note=described.note)
             self._begin_regime()
         elif self._level:
@@ -293,10 +295,13 @@ class Detector:
         return self._rules.measure(first, excess, base, iterations, noise)
 
     def _confirm(self, stretch: Stretch, now: int, base: float, level: HealthyLevel) -> bool:
-        if not self._rules.slow_for_sure(stretch, base, level.burst_rate):
+        if not self._rules.slow_for_sure(stretch, base):
             return False
         before = max(self._clean, stretch.first - _GRID)
         excess = self._history.values(before, now + 1) - base
+        iterations = self._history.iterations(stretch.first, now + 1)
+        if self._rules.usual(excess[stretch.first - before :], iterations, level.spikes):
+            return False
         posterior = onset_posterior(excess, stretch.first - before, level.noise)
         gradual = posterior <= self.config.change_probability or creeps(
             excess, stretch.first - before, self._slow
@@ -305,11 +310,12 @@ class Detector:
             return False
         if self._went_back(stretch, base):
             return True
+        first = self._slow_since(stretch, base)
         self._suspicion, self._episode = False, True
-        self._base, self._slow_level, self._level_from = base, stretch.median, stretch.first
+        self._base, self._slow_level, self._level_from = base, stretch.median, first
         self._say(
             "onset",
-            stretch.first,
+            first,
             stretch.median,
             now=now,
             base=base,
@@ -317,6 +323,14 @@ class Detector:
             gradual=gradual,
         )
         return True
+
+    def _slow_since(self, stretch: Stretch, base: float) -> int:
+        """Where the slowness began: a restart's warm-up as slow as all that follows is of it."""
+        if stretch.first != self._warm_from + _WARMUP_RECORDS:
+            return stretch.first
+        warm = self._history.values(self._warm_from, stretch.first) - base
+        same = abs(float(np.median(warm)) - stretch.median) < self._slow
+        return self._warm_from if same else stretch.first
 
     def _went_back(self, stretch: Stretch, base: float) -> bool:
         """Whether a speed-up merely ended: the level is that of an earlier, longer stretch."""
@@ -390,14 +404,23 @@ class Detector:
         # healthy ends and slow begins half-way between 5 % and 10 %, however slow it was
         first = locate_fall(excess, self._slow + self._healthy, 0.0)
         stretch = self._measure(begin + first, excess[first:], self._base, self._level.noise)
+        # an episode may have eased to a level that is hardly slow; relief must stay possible
+        above = max(self._slow_level, self._slow) - stretch.median
         if not (
             stretch.median < self._healthy
             and self._rules.lasting(stretch, self._base)
-            and self._slow_level - stretch.median >= SUSPECT * stretch.error
+            and above >= SUSPECT * stretch.error
         ):
             return False
-        self._relieve(stretch.first, stretch.median, now)
+        self._relieve(self._slow_until(stretch.first), stretch.median, now)
+        self._clean = self._fed = stretch.first
         return True
+
+    def _slow_until(self, first: int) -> int:
+        """Where the slowness ended: what a restart before `first` takes to warm up is not of it."""
+        warm = self._history.values(self._warm_from, first) - self._base - self._slow_level
+        restarted = self._level_from < self._warm_from < first <= self._warm_from + _WARMUP_RECORDS
+        return self._warm_from if restarted and (warm >= _WARMUP).all() else first
 
     def _settle_low(self) -> None:
         """End an episode that goes on at a level which is no fail-slow, nor quite healthy."""

@@ -2,12 +2,13 @@
 
 In: a supposed change and the excesses since. Out: its numbers (`Stretch`), and yes or no.
 
-    Stretch(first=1200, count=13, over=13, bursts=5, median=0.336, error=0.011, wall_s=10.4)
+    Stretch(first=1200, count=13, over=13, median=0.336, error=0.011, wall_s=10.4)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import pdtrc
 
 from failslow.config import DetectConfig
-from failslow.detect.windows import Noise, run_lengths, standard_error
+from failslow.detect.windows import Noise, Spikes, run_lengths, standard_error
 
 __all__ = ["CERTAIN", "MIN_SLOW", "SUSPECT", "Rules", "Stretch", "creeps"]
 
@@ -42,8 +43,6 @@ class Stretch:
     count: int
     over: int
     """Records at least min_slowdown over the base."""
-    bursts: int
-    """Spikes it would take for them: one for every three slow iterations in a row."""
     median: float
     """Of the excess."""
     error: float
@@ -64,14 +63,11 @@ class Rules:
         self, first: int, excess: Floats, base: float, iterations: Floats, noise: Noise
     ) -> Stretch:
         """The numbers of a stretch: excess over the log level `base`, iterations, shapes (n,)."""
-        runs = run_lengths(excess >= self.slow)
-        spike_records = max(1.0, _SPIKE_ITERATIONS / float(np.mean(iterations)))
         healthy_s = math.exp(base)
         return Stretch(
             first=first,
             count=len(excess),
-            over=int(runs.sum()),
-            bursts=int(np.ceil(runs / spike_records).sum()),
+            over=int(np.count_nonzero(excess >= self.slow)),
             median=float(np.median(excess)),
             error=standard_error(noise, len(excess)),
             wall_s=healthy_s * float(iterations @ np.exp(np.minimum(excess, _SPIKE_CAP))),
@@ -90,19 +86,30 @@ class Rules:
         need_s = max(self._config.min_duration_s, self._config.min_iterations * math.exp(base))
         return stretch.count >= MIN_SLOW and stretch.wall_s >= need_s
 
-    def slow_for_sure(self, stretch: Stretch, base: float, burst_rate: float) -> bool:
-        """Slow, lasting, and neither the noise nor the job's ordinary spikes would do it.
-
-        burst_rate: spikes per record of this job while healthy.
-        """
+    def slow_for_sure(self, stretch: Stretch, base: float) -> bool:
+        """Slow, lasting, and the noise would not do it."""
         return (
             stretch.median >= self.slow
             and stretch.over >= MIN_SLOW
             and self.lasting(stretch, base)
             and stretch.median >= CERTAIN * stretch.error
             and stretch.median - _WORTH >= _MARGIN * stretch.error
-            and float(pdtrc(stretch.bursts - 1, burst_rate * stretch.count)) < _SPIKE_CHANCE
         )
+
+    @staticmethod
+    def usual(excess: Floats, iterations: Floats, spikes: Sequence[Spikes]) -> bool:
+        """Whether the job's ordinary spikes would do it: not if it is more at one of the heights.
+
+        excess, iterations: of the stretch, shape (n,). A spike is at most three slow iterations
+        in a row, or what the job's longest is: longer runs take several.
+        """
+        most = max(1.0, _SPIKE_ITERATIONS / float(np.mean(iterations)))
+        for spike in spikes:
+            runs = run_lengths(excess >= spike.height)
+            needed = np.ceil(runs / min(most, spike.longest)).sum()
+            if float(pdtrc(needed - 1, spike.rate * len(excess))) < _SPIKE_CHANCE:
+                return False
+        return True
 
 
 def creeps(excess: Floats, onset: int, slow: float) -> bool:

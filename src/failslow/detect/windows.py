@@ -11,6 +11,7 @@ least c", so scanning every window length over a block costs one cumulative sum.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from failslow.stats.robust import effective_count
 __all__ = [
     "WINDOWS",
     "Noise",
+    "Spikes",
     "locate_fall",
     "locate_rise",
     "majority_ends",
@@ -46,6 +48,18 @@ class Noise:
     def effective(self, n: int) -> float:
         """How many independent samples n correlated ones are worth, at least 1 (AR(1))."""
         return effective_count(n, self.rho)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spikes:
+    """How common single long records are among a job's healthy ones."""
+
+    height: float
+    """Log time over the level from which a record counts."""
+    rate: float
+    """Spikes, that is runs of such records, per healthy record."""
+    longest: float = math.inf
+    """Records in the longest of them; inf while too few were seen."""
 
 
 def standard_error(noise: Noise, n: int) -> float:
