@@ -21,8 +21,10 @@ __all__ = ["Key", "Swaps"]
 _SAME = 1e-9
 _SMALL = 64
 """With so few blocks every one is a candidate."""
-_WORK = 1 << 18
-"""Exchanges that restarts may look at, about."""
+_RESTART_WORK = 1 << 18
+"""Exchanges that restarts may look at, about..."""
+_WORK = 1 << 20
+"""...and that a search may look at altogether: some seconds for 1,024 blocks."""
 
 
 class Key(NamedTuple):
@@ -60,20 +62,25 @@ class Swaps:
     def __init__(self, model: TopologyModel) -> None:
         self._model = model
         self._straggler = model.stragglers().astype(np.int64)
+        self._hosts = _equal_hosts(model.host)
+        self._work_left = _WORK
 
     def suspects(self) -> Blocks:
-        """Blocks worth moving: stragglers and the ends of congested links; all where few."""
+        """Blocks worth moving, the worst first: stragglers and ends of congested links, or all."""
         model = self._model
-        if len(model.slowdown) <= _SMALL:
-            return np.arange(len(model.slowdown))
-        congested = model.link >= SLOW
-        np.fill_diagonal(congested, False)
-        hosts = np.union1d(*np.nonzero(congested))
-        return np.flatnonzero(model.stragglers() | np.isin(model.host, hosts))
+        link = model.link.copy()
+        np.fill_diagonal(link, 0.0)
+        worst_link = np.maximum(link.max(axis=0), link.max(axis=1))[model.host]
+        severity = np.maximum(model.slowdown, worst_link)
+        order: Blocks = np.argsort(-severity, kind="stable")
+        if len(order) <= _SMALL:
+            return order
+        bad: Blocks = order[severity[order] >= SLOW]
+        return bad
 
     def restarts(self, suspects: int) -> int:
         """How many more starts the budget of work allows."""
-        return min(24, max(1, _WORK // (3 * suspects * len(self._model.slowdown))))
+        return min(24, max(1, _RESTART_WORK // (3 * suspects * len(self._model.slowdown))))
 
     def key(self, placement: Blocks) -> Key:
         """What `placement` is worth."""
@@ -89,7 +96,15 @@ class Swaps:
         return one.total_s < other.total_s * (1.0 - _SAME)
 
     def improve(self, placement: Blocks, suspects: Blocks) -> Blocks:
-        """Exchange each of `suspects` with its best partner until no exchange helps."""
+        """Exchange `suspects`, and their whole hosts, with the best partners until none helps."""
+        while True:
+            placement = self._exchange_blocks(placement, suspects)
+            exchanged = self._exchange_hosts(placement, suspects)
+            if exchanged is None:
+                return placement
+            placement = exchanged
+
+    def _exchange_blocks(self, placement: Blocks, suspects: Blocks) -> Blocks:
         state = _State(self._model, placement)
         key = state.key()
         idle = 0
@@ -104,9 +119,42 @@ class Swaps:
                     key, idle = state.key(), 0
                 else:
                     idle += 1
-                if idle >= len(suspects):
-                    break
+                self._work_left -= state.placement.size
+                if idle >= len(suspects) or self._work_left <= 0:
+                    return state.placement
         return state.placement
+
+    def _exchange_hosts(self, placement: Blocks, suspects: Blocks) -> Blocks | None:
+        """The best exchange of two hosts with all their blocks, if one helps.
+
+        Blocks of one host pass gradients faster among themselves: moving one alone breaks that.
+        """
+        if self._hosts is None or self._work_left <= 0:
+            return None
+        best, best_key = None, self.key(placement)
+        for host in np.unique(self._model.host[suspects]).tolist():
+            mine = self._hosts[host]
+            others = np.delete(self._hosts, host, axis=0)
+            # row n renames the blocks of this host to those of another, and back
+            renamed = np.tile(np.arange(placement.size), (len(others), 1))
+            rows = np.arange(len(others))[:, None]
+            renamed[rows, mine[None]] = others
+            renamed[rows, others] = mine[None]
+            candidates = renamed[:, placement]
+            self._work_left -= candidates.shape[0] * self._hosts.shape[1]
+            fastest = candidates[int(np.argmin(self._model.predict_many(candidates)))]
+            reached = self.key(fastest)
+            if self.better(reached, best_key):
+                best, best_key = fastest, reached
+        return best
+
+    def layouts(self) -> list[Blocks]:
+        """Placements that keep hosts together, by stages and by replicas, where moving is cheap."""
+        if self._hosts is None or self._hosts.size > _SMALL:
+            return []
+        shape = self._model.pp, self._model.dp
+        blocks = self._hosts.ravel()
+        return [blocks.reshape(shape), blocks.reshape(shape[::-1]).T.copy()]
 
     def take_back(self, current: Blocks, found: Blocks) -> Blocks:
         """`found` without the exchanges that gain nothing: as many blocks as possible stay."""
@@ -185,6 +233,14 @@ class Swaps:
         slow = slow + np.sign(there - change) - np.sign(there)
         squares = (here + change) ** 2 - here**2 + (there - change) ** 2 - there**2
         return slow, -(int(state.slow @ state.slow) + squares)
+
+
+def _equal_hosts(host: Blocks) -> Blocks | None:
+    """(hosts, blocks of each), or None where hosts have one block, or not all as many."""
+    counts = np.bincount(host)
+    if counts.min() != counts.max() or counts[0] == 1 or len(counts) == 1:
+        return None
+    return np.argsort(host, kind="stable").reshape(len(counts), -1)
 
 
 def _replaced(
