@@ -15,6 +15,7 @@ $(VENV)/.ready: pyproject.toml
 $(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	-$(BIN)/python -m failslow.capture.native  # half a minute; without a compiler its tests skip
 	touch $@
 
 demo: $(VENV)/.ready  ## find the fail-slows in the sample logs and write the picture

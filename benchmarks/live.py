@@ -96,7 +96,7 @@ def _faults(job: Job) -> dict[str, Callable[[], AbstractContextManager[object]]]
     node = job.bed.nodes
     return {
         "throttle": lambda: throttle(job.workers[2].pid, to=0.3),
-        "cpu": lambda: burn([0] * 4, beside=job.workers[2].pid),
+        "cpu": lambda: burn([0, 1], beside=job.workers[2].pid),
         "link": lambda: congest(node[2].namespace, "eth0", 50, dst=node[1].address),
         "flood": lambda: flood(node[2].namespace, node[1].namespace),
     }

@@ -27,12 +27,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from failslow.config import DetectConfig
 from failslow.detect.change import onset_posterior
-from failslow.detect.events import DetectEvent, EventKind
-from failslow.detect.history import History
+from failslow.detect.feed import BACK, GRID, WARMUP, WARMUP_RECORDS, Feed
 from failslow.detect.level import HealthyLevel
-from failslow.detect.stretch import CERTAIN, MIN_SLOW, SUSPECT, Rules, Stretch, creeps
+from failslow.detect.stretch import CERTAIN, MIN_SLOW, SUSPECT, Stretch, creeps
 from failslow.detect.windows import (
     WINDOWS,
     Noise,
@@ -41,165 +39,20 @@ from failslow.detect.windows import (
     majority_ends,
     standard_error,
 )
-from failslow.detect.work import WorkModel
-from failslow.records import Run, StepSample, StepSeries
 from failslow.stats.robust import mad
 
 __all__ = ["Detector"]
 
 Floats = NDArray[np.float64]
 
-_FIRST_LEVEL = 10  # records before there is a healthy level to compare with
-_GRID = 64  # in the steady state, level and noise are renewed every 64 records
-_EARLY_GRID = (_FIRST_LEVEL, 12, 16, 20, 24, 32, 40, 48, 56)
-_BACK = 4096  # an onset is looked for at most so many records back
 _DRIFT_RECORDS = 32
-_SETTLED = 256
-_WARMUP = math.log(1.5)
-_WARMUP_RECORDS = 20
 
 
-class Detector:
+class Detector(Feed):
     """Online fail-slow detection on one series of iteration times.
 
     `update(sample)` takes one record, `extend(series)` many; both return the events they caused.
     """
-
-    def __init__(self, config: DetectConfig | None = None) -> None:
-        self.config = config or DetectConfig()
-        self._rules = rules = Rules(self.config)
-        self._slow, self._healthy = rules.slow, rules.healthy
-        self._history = History(_BACK)
-        self._count = 0
-        self._run = 0
-        self._events: list[DetectEvent] = []
-        self._begin_regime()
-
-    # -- input ---------------------------------------------------------------------------------
-
-    def update(self, sample: StepSample, run: Run | None = None) -> list[DetectEvent]:
-        """Take one record; `run` describes its run when it is the first of that run."""
-        if sample.run != self._run:
-            self._begin_run(sample.run, run or Run())
-        work = sample.work or 0.0
-        self._push(
-            np.array([math.log(sample.duration_s)]),
-            np.array([float(sample.iterations)]),
-            np.array([math.log(work) if work > 0 else math.nan]),
-        )
-        return self._take_events()
-
-    def extend(self, series: StepSeries) -> tuple[list[DetectEvent], Floats]:
-        """Take a series; returns the events and each record's log correction for its work."""
-        n = len(series)
-        correction = np.zeros(n)
-        log_s = np.log(series.duration_s)
-        iterations = series.iterations.astype(np.float64)
-        log_work = np.full(n, np.nan)
-        np.log(series.work, out=log_work, where=series.work > 0)
-        ends = np.append(np.flatnonzero(np.diff(series.run)) + 1, n)
-        at = 0
-        for stop in ends:
-            if at < n and series.run[at] != self._run:
-                self._begin_run(int(series.run[at]), series.runs[series.run[at]])
-            while at < stop:
-                piece = slice(at, min(int(stop), at + self._until_grid()))
-                correction[piece] = self._push(log_s[piece], iterations[piece], log_work[piece])
-                at = piece.stop
-        return self._take_events(), correction
-
-    @property
-    def suspected(self) -> bool:
-        """Slow iterations are being watched, or an episode is on."""
-        return self._suspicion or self._episode
-
-    @property
-    def base_log_s(self) -> float | None:
-        """Log of the healthy iteration time at the reference work; None before there is one."""
-        if self._episode:
-            return self._base
-        return self._level.log_s if self._level else None
-
-    # -- regimes: stretches within which times compare -------------------------------------------
-
-    def _begin_regime(self) -> None:
-        self._work = WorkModel()
-        self._level: HealthyLevel | None = None
-        self._start = self._clean = self._fed = self._level_born = self._warm_from = self._count
-        """First record of the regime; first that windows may reach back to; first that the
-        healthy level has not taken in; first that it was given; first of a restart's warm-up."""
-        self._warming = False
-        self._suspicion = self._episode = False
-        self._next_try = 0
-        self._base = self._slow_level = 0.0
-        self._level_from = 0
-        self._earlier: list[tuple[float, float]] = []
-
-    def _begin_run(self, run: int, described: Run) -> None:
-        self._run = run
-        if described.config_changed:
-            if self._episode:  # what follows cannot be compared with it
-                self._relieve(self._count, 0.0, self._count, "the configuration changed")
-            self._say("run", self._count, 0.0, note=described.note)
-            self._begin_regime()
-        elif self._level:
-            self._warming, self._warm_from = True, self._count
-
-    # -- one piece, never across a grid point ----------------------------------------------------
-
-    def _until_grid(self) -> int:
-        done = self._count - self._start
-        return next((p - done for p in _EARLY_GRID if done < p), _GRID - done % _GRID)
-
-    def _push(self, log_s: Floats, iterations: Floats, log_work: Floats) -> Floats:
-        known = log_work[~np.isnan(log_work)]
-        if len(known) == 0 or self._work.is_reference(known):
-            correction = np.zeros(len(log_s))
-            self._take(log_s, iterations)
-            return correction
-        # What the work explains depends on the state, and that may change with each record.
-        correction = np.empty(len(log_s))
-        for i in range(len(log_s)):
-            base = self.base_log_s
-            correction[i] = self._work.correct(
-                float(log_work[i]),
-                None if base is None else float(log_s[i]) - base,
-                learn=not self.suspected,
-            )
-            self._take(log_s[i : i + 1] - correction[i], iterations[i : i + 1])
-        return correction
-
-    def _take(self, log_s: Floats, iterations: Floats) -> None:
-        at = self._count
-        self._history.push(log_s, iterations)
-        self._count += len(log_s)
-        while self._level and at < self._count:
-            at = self._scan_episode(at) if self._episode else self._scan_healthy(at)
-        done = self._count - self._start
-        if done in _EARLY_GRID or done % _GRID == 0:
-            self._renew_level()
-
-    def _renew_level(self) -> None:
-        """At a grid point: take the healthy records since the last one into level and noise."""
-        if self._episode:
-            recent = self._history.values(self._level_from, self._level_from + _SETTLED)
-            self._slow_level = float(np.median(recent)) - self._base
-            self._settle_low()
-        elif self._level is None:
-            values = self._history.values(self._start, self._count)
-            if len(values) >= _FIRST_LEVEL:
-                self._level = HealthyLevel(float(np.median(values)), self._slow)
-                slow = values - self._level.log_s >= _WARMUP
-                warm = int(np.argmin(slow)) if not slow.all() else 0
-                self._clean = self._fed = self._level_born = self._start + warm
-                self._renew_level()
-        elif not self._suspicion and self._fed < self._count:
-            self._level.take(
-                self._history.values(self._fed, self._count),
-                self._history.iterations(self._fed, self._count),
-            )
-            self._fed = self._count
-            self._clean = max(self._clean, self._level_born + self._level.warm_up)
 
     # -- healthy: look for an onset, a drift, a speed-up ------------------------------------------
 
@@ -209,8 +62,8 @@ class Detector:
         assert level is not None
         if self._warming:
             if (
-                at - self._warm_from < _WARMUP_RECORDS
-                and self._history.values(at, at + 1)[0] - level.log_s >= _WARMUP
+                at - self._warm_from < WARMUP_RECORDS
+                and self._history.values(at, at + 1)[0] - level.log_s >= WARMUP
             ):
                 self._clean = self._fed = at + 1
                 return at + 1
@@ -276,7 +129,7 @@ class Detector:
 
     def _rises(self, now: int, base: float, noise: Noise) -> Iterator[Stretch]:
         """The slow stretches ending at `now` that the windows point at, each one once."""
-        begin = max(self._clean, now - _BACK + 1)
+        begin = max(self._clean, now - BACK + 1)
         excess = self._history.values(begin, now + 1) - base
         seen: set[int] = set()
         for length in WINDOWS:
@@ -297,7 +150,7 @@ class Detector:
     def _confirm(self, stretch: Stretch, now: int, base: float, level: HealthyLevel) -> bool:
         if not self._rules.slow_for_sure(stretch, base):
             return False
-        before = max(self._clean, stretch.first - _GRID)
+        before = max(self._clean, stretch.first - GRID)
         excess = self._history.values(before, now + 1) - base
         iterations = self._history.iterations(stretch.first, now + 1)
         if self._rules.usual(excess[stretch.first - before :], iterations, level.spikes):
@@ -326,7 +179,7 @@ class Detector:
 
     def _slow_since(self, stretch: Stretch, base: float) -> int:
         """Where the slowness began: a restart's warm-up as slow as all that follows is of it."""
-        if stretch.first != self._warm_from + _WARMUP_RECORDS:
+        if stretch.first != self._warm_from + WARMUP_RECORDS:
             return stretch.first
         warm = self._history.values(self._warm_from, stretch.first) - base
         same = abs(float(np.median(warm)) - stretch.median) < self._slow
@@ -358,7 +211,7 @@ class Detector:
     def _try_speedup(self, now: int) -> bool:
         level = self._level
         assert level is not None
-        begin = max(self._clean, now - _BACK + 1)
+        begin = max(self._clean, now - BACK + 1)
         excess = self._history.values(begin, now + 1) - level.log_s
         for length in WINDOWS[2:]:
             if length > len(excess):
@@ -399,7 +252,7 @@ class Detector:
 
     def _try_relief(self, now: int) -> bool:
         assert self._level is not None
-        begin = max(self._level_from, now - _BACK + 1)
+        begin = max(self._level_from, now - BACK + 1)
         excess = self._history.values(begin, now + 1) - self._base
         # healthy ends and slow begins half-way between 5 % and 10 %, however slow it was
         first = locate_fall(excess, self._slow + self._healthy, 0.0)
@@ -419,14 +272,14 @@ class Detector:
     def _slow_until(self, first: int) -> int:
         """Where the slowness ended: what a restart before `first` takes to warm up is not of it."""
         warm = self._history.values(self._warm_from, first) - self._base - self._slow_level
-        restarted = self._level_from < self._warm_from < first <= self._warm_from + _WARMUP_RECORDS
-        return self._warm_from if restarted and (warm >= _WARMUP).all() else first
+        restarted = self._level_from < self._warm_from < first <= self._warm_from + WARMUP_RECORDS
+        return self._warm_from if restarted and (warm >= WARMUP).all() else first
 
-    def _settle_low(self) -> None:
+    def _settle_low(self, records: int) -> None:
         """End an episode that goes on at a level which is no fail-slow, nor quite healthy."""
-        begin = max(self._level_from, self._count - _BACK)
+        begin = max(self._level_from, self._count - BACK)
         excess = self._history.values(begin, self._count) - self._base
-        if len(excess) >= _SETTLED and float(np.median(excess[-_SETTLED:])) < self._slow:
+        if len(excess) >= records and float(np.median(excess[-records:])) < self._slow:
             first = begin + locate_fall(excess, self._slow + self._healthy, 0.0)
             level = float(np.median(excess[first - begin :]))
             note = f"settled at x{math.exp(level):.2f}: no fail-slow"
@@ -440,7 +293,7 @@ class Detector:
 
     def _try_level(self, now: int) -> bool:
         assert self._level is not None
-        begin = max(self._level_from, now - _BACK + 1)
+        begin = max(self._level_from, now - BACK + 1)
         excess = self._history.values(begin, now + 1) - self._base
         inside = excess - self._slow_level
         # bursts are a level of their own kind: their spread counts as noise
@@ -463,36 +316,3 @@ class Detector:
             self._level_from = stretch.first
         self._slow_level = stretch.median
         return True
-
-    # -- output ------------------------------------------------------------------------------------
-
-    def _say(
-        self,
-        kind: EventKind,
-        first: int,
-        excess: float,
-        *,
-        now: int | None = None,
-        base: float | None = None,
-        confidence: float = 0.0,
-        gradual: bool = False,
-        note: str = "",
-    ) -> None:
-        if base is None:
-            base = self.base_log_s or 0.0
-        self._events.append(
-            DetectEvent(
-                kind=kind,
-                index=first if now is None else now,
-                first_index=first,
-                slowdown=math.exp(excess),
-                base_log_s=base,
-                confidence=confidence,
-                gradual=gradual,
-                note=note,
-            )
-        )
-
-    def _take_events(self) -> list[DetectEvent]:
-        events, self._events = self._events, []
-        return events
