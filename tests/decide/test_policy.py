@@ -224,8 +224,18 @@ def test_job_that_looks_healthy_keeps_its_plan() -> None:
     assert job.at(60.0, Relieved(episode="e1", lost_s=5.0)) == []
     for now_s in range(70, 670, 10):
         job.at(float(now_s), CulpritPace(key="device rank 1", slowdown=2.0), Tick())
-    assert [d.level for d in job.decisions] == ["S2", "S3"]
-    assert job.policy.level == "S3"
+    assert [d.level for d in job.decisions] == ["S2"]
+    assert job.policy.level == "S2"
+    assert job.policy.in_force.microbatches == (5, 11)
+
+
+def test_episode_that_is_lost_sight_of_changes_nothing() -> None:
+    job = Job()
+    job.mitigated(slowdown=1.2)
+    job.at(60.0, Relieved(episode="e1", lost_s=5.0, abandoned=True))
+    due_s = job.policy.due_s()
+    assert due_s is not None
+    assert [d.level for d in job.at(due_s, Tick())] == ["S3"]
 
 
 def test_ten_minute_fault_yields_one_plan() -> None:
@@ -328,6 +338,18 @@ def test_advice_is_given_at_the_same_moments_and_carried_out_by_nobody() -> None
     assert not job.policy.waiting
     job.at(2001.0, Relieved(episode="e1", lost_s=1000.0))
     assert job.policy.level == "S1"
+
+
+def test_advice_is_given_again_when_another_culprit_joins() -> None:
+    job = Job(LayoutPlanner(facts(), settings()), mode="advise", allow_restart=False)
+    job.slow(0.0)
+    (first,) = job.at(10.0, verdict(device(1)))
+    assert job.at(11.0, verdict(device(1, 2.3)), Tick()) == []
+    (second,) = job.at(12.0, verdict(device(2)))
+    assert (first.action, second.action, second.apply) == ("escalate", "replan", False)
+    assert second.plan is not None
+    assert second.plan.microbatches == (11, 5, 5, 11)
+    assert job.at(13.0, Tick()) == []
 
 
 def test_restart_needs_to_be_allowed_confirmed_and_within_its_cap() -> None:

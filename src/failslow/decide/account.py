@@ -54,6 +54,8 @@ class Account:
     applied: Rung = "S1"
     """What was carried out last: behind `level` while pending, and S1 throughout advice."""
     pending: Decision | None = None
+    planned_for: tuple[str, ...] = ()
+    """Culprits of the last plan."""
     acted_at_lost_s: float = 0.0
     """What had been lost when the last plan was carried out."""
     changed: bool = False

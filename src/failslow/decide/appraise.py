@@ -60,9 +60,12 @@ class Appraiser:
         """The present level with a better plan, and the loss at which that is worth its cost."""
         level = account.level
         assessment = account.assessments.get(level)
-        if assessment is None or assessment.plan is None or assessment.now is None:
+        if assessment is None or assessment.plan is None or level == "S4":
             return None
-        if account.applied != level or level == "S4" or self._experience(account, level):
+        if account.applied != level:
+            # advice that nobody carried out: said again when it is about others
+            return None if account.planned_for == account.culprits else (level, 0.0)
+        if assessment.now is None or self._experience(account, level):
             return None
         plan = assessment.plan
         counts = plan.microbatches or in_force.microbatches

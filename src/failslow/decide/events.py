@@ -26,11 +26,13 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relieved:
-    """The episode is over, or is not followed further: job time looks healthy."""
+    """The episode is over: job time looks healthy."""
 
     episode: str
     lost_s: float
     """Seconds lost in it altogether."""
+    abandoned: bool = False
+    """It is only not followed further: how the job fares is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,9 @@ class Policy:
             account.bank(event.lost_s)
         if account.applied == "S1" and not account.pending:
             account.rest()
-        else:
-            account.slowdown = 1.0 if account.left is None else account.left
+        elif not event.abandoned:
+            left = 1.0 if account.left is None else account.left
+            account.slowdown = min(left, self._config.relief_slowdown)
 
     def _learn(self, outcome: Outcome) -> None:
         account = self._account
@@ -299,6 +300,7 @@ class Policy:
             account, action, level, reason, plan=plan, threshold_s=threshold_s, apply=apply
         )
         account.level = level
+        account.planned_for = account.culprits
         if apply:
             account.pending = decision
         return decision

@@ -147,7 +147,8 @@ def _event(entry: JournalEntry) -> Event | None:
     if isinstance(record, Episode) and record.kind == "fail_slow":
         id = str(tags.get("id", ""))
         if tags.get("event") in ("relief", "abandoned"):
-            return Relieved(episode=id, lost_s=record.lost_s)
+            abandoned = tags["event"] == "abandoned"
+            return Relieved(episode=id, lost_s=record.lost_s, abandoned=abandoned)
         slowdown = float(tags.get("slowdown_now") or record.slowdown)
         return Pace(episode=id, slowdown=max(1.0, slowdown), lost_s=record.lost_s)
     if isinstance(record, (Verdict, Outcome, CulpritPace, Command)):
