@@ -69,7 +69,9 @@ def cases(draw: st.DrawFn, levels: int) -> tuple[Incident, dict[Rung, float], La
     """A fault, the price of each level, and the same as a ladder for the theory."""
     every: tuple[Rung, ...] = ("S2", "S3", "S4")
     rungs = every[:levels]
-    shares = sorted(draw(st.lists(st.floats(0.0, 1.0), min_size=levels, max_size=levels)))
+    # gains of less than 1e-9 are ignored even so
+    share = st.floats(0.0, 1.0).map(lambda value: round(value, 5))
+    shares = sorted(draw(st.lists(share, min_size=levels, max_size=levels)))
     prices = sorted(draw(st.lists(st.floats(0.5, 500.0), min_size=levels, max_size=levels)))
     slowdown = draw(st.floats(1.1, 8.0))
     incident = fault(
