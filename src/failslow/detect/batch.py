@@ -19,6 +19,7 @@ from failslow.config import DetectConfig
 from failslow.detect.events import DetectEvent
 from failslow.detect.online import Detector
 from failslow.detect.stretch import CERTAIN
+from failslow.detect.windows import locate_rise
 from failslow.records import Episode, JobAnalysis, Level, StepSeries
 from failslow.stats.robust import mad, median
 
@@ -221,14 +222,20 @@ class _Summary:
         end = len(series) if draft.end is None else draft.end
         piece = slice(draft.first, end)
         kept = ~self.spike[piece]
-        duration_s = series.duration_s[piece][kept]
-        iterations = series.iterations[piece][kept]
-        own_s = np.exp(self.base[piece] + self.correction[piece])[kept]
+        duration_s, iterations = series.duration_s[piece], series.iterations[piece]
+        own_s = np.exp(self.base[piece] + self.correction[piece])
         ratio = duration_s / own_s
-        if median(ratio, iterations) < self.config.min_slowdown:  # mostly gaps: how slow between
-            slow = draft.slow(end)[kept]
-        else:
-            slow = np.ones(len(ratio), dtype=np.bool_)
+        # where most of it is gaps, or bursts that look like spikes, what is slow speaks for it
+        slow = draft.slow(end)
+        typical = next(
+            (
+                flags
+                for flags in (kept, kept & slow)
+                if flags.any()
+                and median(ratio[flags], iterations[flags]) >= self.config.min_slowdown
+            ),
+            slow,
+        )
         start_s = float(self.begins_s[draft.first])
         # not where the next record begins: a job is stopped, and started again later
         end_s = None if draft.end is None else float(series.end_s[end - 1])
@@ -243,17 +250,17 @@ class _Summary:
             notes.append(stall)
         if draft.first and series.run[draft.first] != series.run[draft.first - 1]:
             notes.append("since the restart")
-        lost_s = float(((duration_s - own_s) * iterations).sum())
+        lost_s = float(((duration_s - own_s) * iterations)[kept].sum())
         return Episode(
             start_step=int(series.step[draft.first]),
             end_step=None if draft.end is None else int(series.step[draft.end]),
             start_s=start_s,
             end_s=end_s,
             duration_s=(float(series.end_s[-1]) if end_s is None else end_s) - start_s,
-            iteration_s=median(duration_s[slow], iterations[slow]),
-            baseline_s=median(own_s[slow], iterations[slow]),
-            slowdown=median(ratio[slow], iterations[slow]),
-            peak_slowdown=float(ratio.max()),
+            iteration_s=median(duration_s[typical], iterations[typical]),
+            baseline_s=median(own_s[typical], iterations[typical]),
+            slowdown=median(ratio[typical], iterations[typical]),
+            peak_slowdown=float(ratio[kept | typical].max()),
             lost_s=0.0 if planned else max(0.0, lost_s),
             confidence=min(1.0, draft.confidence),
             kind="workload_change" if planned else "fail_slow",
@@ -358,6 +365,9 @@ class _Summary:
             first = int(a)
             while first > 0 and smooth[first - 1] - start_level > 0.02:
                 first -= 1
+            if lasting > 5:  # smoothed over so many records, a step lies somewhere between
+                rise = float(np.median(smooth[a:b])) - start_level
+                first += locate_rise(grown[first : a + lasting] - start_level, rise)
             own_s = math.exp(float(np.median(self.base[begin:end])) + start_level)
             found += self._change(
                 begin + first, begin + int(b), own_s, self._work_note(begin + first, begin + int(b))
