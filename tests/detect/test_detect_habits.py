@@ -156,13 +156,14 @@ def test_a_speed_up_that_ended_is_not_called_a_slow_end() -> None:
     assert not any("the log ends before" in warning for warning in analysis.warnings)
 
 
-def test_an_episode_of_one_run_is_relieved_online_when_the_configuration_changes() -> None:
+def test_an_episode_of_one_run_ends_where_the_configuration_changes() -> None:
     changed = (Run(), Run(note="other model", config_changed=True))
     series = job(levels((300, 1.0), (100, 1.5), (50, 3.0)), run=runs(400, 50), runs=changed)
     detector = Detector()
     events = [e for i in range(450) for e in detector.update(series.sample(i), changed[i // 400])]
-    assert [(e.kind, e.first_index) for e in events[-3:]] == [
-        ("onset", 300),
-        ("relief", 400),
-        ("run", 400),
-    ]
+    # the run says it: a relief would claim that the job got healthy
+    assert [(e.kind, e.first_index) for e in events[-2:]] == [("onset", 300), ("run", 400)]
+    assert not detector.suspected
+    fault, change = analyze(series).episodes
+    assert (fault.kind, fault.first_index, fault.last_index) == ("fail_slow", 300, 399)
+    assert (change.kind, change.first_index) == ("workload_change", 400)

@@ -156,6 +156,8 @@ class _Summary:
                 drafts[-1].end = event.first_index
                 if event.first_index <= drafts[-1].first:  # taken back: it was no slowness
                     drafts.pop()
+            elif event.kind == "run" and drafts and drafts[-1].end is None:
+                drafts[-1].end = event.first_index  # what follows cannot be compared with it
             elif event.kind == "speedup":
                 self._warn_speedup(event)
         return drafts

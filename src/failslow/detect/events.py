@@ -4,7 +4,8 @@
                 confidence=0.999)
 
 Order of kinds for one fail-slow: suspected, then cleared or onset; level (any number); relief. A
-relief that begins where its onset did takes the onset back.
+relief that begins where its onset did takes the onset back, and a run (of another configuration)
+ends whatever is on: what follows does not compare.
 """
 
 from __future__ import annotations

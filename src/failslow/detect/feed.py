@@ -129,8 +129,6 @@ class Feed(ABC):
     def _begin_run(self, run: int, described: Run) -> None:
         self._run = run
         if described.config_changed:
-            if self._episode:  # what follows cannot be compared with it
-                self._relieve(self._count, 0.0, self._count, "the configuration changed")
             self._say("run", self._count, 0.0, note=described.note)
             self._begin_regime()
         elif self._level:
