@@ -166,6 +166,47 @@ def test_a_restart_a_few_steps_back_is_not_taken_for_ranks(back: int) -> None:
     assert len(steps(*range(1, 21), *range(21 - back, 41), duration_s=1.5)) == 40 + back
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_lines_out_of_order_are_sorted_by_their_clock(seed: int | None) -> None:
+    rows = [{"step": i, "duration_s": 1 + i / 100, "clock_s": EPOCH_S + i} for i in range(1, 60)]
+    mixed = rows[::-1]  # as a log service exports them
+    if seed is not None:
+        np.random.default_rng(seed).shuffle(mixed)
+    ordered, result = series(*rows), series(*mixed)
+    assert result.step.tolist() == ordered.step.tolist()
+    assert result.end_s.tolist() == ordered.end_s.tolist()
+    assert "sorted by their clock" in result.warnings[0]
+    assert len(result.warnings) == 1
+
+
+def test_a_log_from_the_last_to_the_first_line_needs_no_clock() -> None:
+    result = steps(*range(600, 0, -10))
+    assert result.step.tolist() == list(range(10, 610, 10))
+    assert "read from the last to the first" in result.warnings[0]
+
+
+def test_ranks_without_a_label_that_come_late_are_put_in_order() -> None:
+    order = [step for i in range(1, 40) for step in ((i, i - 2) if i > 2 else (i,))]
+    result = series(*({"step": step} for step in [*order, 38, 39]))
+    assert result.step.tolist() == list(range(1, 40))
+    assert "sorted by their step" in result.warnings[0]
+
+
+def test_steps_that_count_anew_in_short_epochs_or_after_crashes_stay_in_order() -> None:
+    epochs = [1, 2, 3] * 20
+    assert steps(*epochs).step.tolist() == epochs
+    crashes = [step for at in range(1, 60, 2) for step in (at, at + 1, at + 2, at + 3)]
+    result = series(*({"step": s, "clock_s": EPOCH_S + i} for i, s in enumerate(crashes)))
+    assert result.step.tolist() == crashes
+
+
+def test_a_clock_that_often_runs_back_is_not_used() -> None:
+    result = series(*({"step": i, "clock_s": 10.0 * i - 25 * (i % 2)} for i in range(1, 30)))
+    assert not result.clocked
+    assert result.end_s.tolist() == list(range(1, 30))
+    assert result.warnings == ("the clock runs back 14 times: the clock was not used",)
+
+
 def test_time_without_a_clock_is_the_sum_of_durations() -> None:
     result = steps(10, 20, 30, duration_s=0.5)
     assert result.end_s.tolist() == [5.0, 10.0, 15.0]

@@ -31,6 +31,8 @@ _PAUSE_S, _PAUSE_RECORDS = 30.0, 10.0
 """A pause worth a word: longer than 30 s and than ten times the record's own time."""
 _LATE_STEPS = 3
 """Ranks that print without a label are at most this many steps out of order."""
+_FEW = 5
+"""What happens to fewer lines is an event; to more, and a good part of them, the log's way."""
 _JUMP = 10
 """A step distance over ten times the usual one is a resumed log, not one long record."""
 
@@ -73,6 +75,7 @@ def mend(
     told = list(warnings)
     columns = _without_copies(columns, told)
     columns = _one_writer(columns, writers, told)
+    columns = _in_order(columns, told)
     columns = _without_repeats(columns, told)
     starts, notes = _run_starts(columns, runs)
     iterations = _iterations(columns, starts, told)
@@ -127,7 +130,7 @@ def _without_copies(columns: Columns, told: list[str]) -> Columns:
 
     Without a clock only neighbours count as copies: a restarted job may well repeat a time.
     """
-    if bool((np.diff(columns.step) > 0).all()):
+    if _rises(columns.step):
         return columns
     bits = columns.duration_s.view(np.int64)  # NaN equals itself
     order = np.lexsort((bits, columns.clock_s, columns.writer, columns.step))
@@ -188,12 +191,47 @@ def _compete(columns: Columns, kept: NDArray[np.bool_], own: NDArray[np.bool_]) 
     return bool(len(then) and len(now) and then.min() < now.max() and now.min() < then.max())
 
 
+def _in_order(columns: Columns, told: list[str]) -> Columns:
+    """Put lines in order that a collector mixed up, or exported newest first.
+
+    By the clock, if that makes one rising run of steps; without one if the steps only fall; by
+    steps where so many lines are a little late that they can be no restarts.
+    """
+    grown = np.diff(columns.step)
+    back = grown < 0
+    if not back.any():
+        return columns
+    one_run = columns.run[0] == columns.run[-1]
+    by_clock = np.lexsort((columns.step, columns.clock_s))
+    distinct, rank = np.unique(columns.step, return_inverse=True)
+    late = np.diff(rank)[back]
+    if one_run and np.isfinite(columns.clock_s).all() and _rises(columns.step[by_clock]):
+        order, how = by_clock, "sorted by their clock"
+    elif one_run and len(grown) >= _FEW and back.all():
+        order, how = np.arange(len(grown), -1, -1), "read from the last to the first"
+    elif (
+        late.min() >= -_LATE_STEPS
+        and back.sum() >= max(_FEW, len(grown) // 5)
+        and len(distinct) > 4 * _LATE_STEPS  # else it may count anew in every epoch
+        and not (np.diff(columns.clock_s) >= 0).all()  # crashes, one soon after the other
+    ):
+        order, how = np.lexsort((columns.step, columns.run)), "sorted by their step"
+    else:
+        return columns
+    told.append(f"lines out of order ({_records(int(back.sum()))} behind the one before): {how}")
+    return columns.take(order)
+
+
+def _rises(step: NDArray[np.int64]) -> bool:
+    return bool((np.diff(step) > 0).all())
+
+
 def _without_repeats(columns: Columns, told: list[str]) -> Columns:
     """Keep the first of several lines for one step: ranks that print without a label.
 
     A step repeated far away is a restarted job's and stays: it was run twice.
     """
-    if bool((np.diff(columns.step) > 0).all()):
+    if _rises(columns.step):
         return columns
     distinct, rank = np.unique(columns.step, return_inverse=True)
     header = np.diff(columns.run) != 0
@@ -318,6 +356,9 @@ def _time_axis(
     epoch = start_time if _EPOCH[0] < start_time < _EPOCH[1] else None
     ahead = float(passed[~back].clip(min=0).sum())
     due = float(own[1:][~back].sum())
+    if back.sum() >= max(_FEW, len(passed) // 20):
+        told.append(f"the clock runs back {int(back.sum()):,} times: the clock was not used")
+        return summed, False, epoch
     if len(passed) >= 3 and ahead < due / 4:
         told.append(
             f"the log's clock advances {ahead:,.0f} s while its iterations add up to {due:,.0f} s: "
