@@ -44,8 +44,10 @@ class Case:
 CASES = (
     Case("megatron.log", "megatron", 12, time=" 571.3"),
     Case("megatron_deepspeed.log", "megatron", 6, time="=15990.4"),
+    Case("megatron_seconds.log", "megatron", 6, time=" 105.31"),
     Case("deepspeed.log", "deepspeed", 8, time="=100.0"),
     Case("deepspeed_breakdown.log", "deepspeed", 4),
+    Case("deepspeed_pipeline.log", "deepspeed", 6, time=" 0.187"),
     Case("mllog_throughput.txt", "mllog", 7, time=" 640.5"),
     Case("mllog_step_time.txt", "mllog", 8, time=" 15.214459"),
     Case("mllog_running_mean.txt", "mllog", 8),

@@ -52,6 +52,27 @@ def test_megatron_deepspeed_with_equals_signs_has_work_in_tokens() -> None:
     assert set(series.work) == {256.0 * 4096}
 
 
+def test_megatron_in_seconds_as_for_bloom() -> None:
+    series = sample("megatron_seconds.log")
+    close(series.duration_s, 105.22, 104.97, 105.31, 105.08, 211.64, 105.16)
+    assert series.step.tolist() == list(range(1201, 1207))
+    assert set(series.work) == {2048.0}
+
+
+def test_megatron_of_another_unit_is_left_alone() -> None:
+    with pytest.raises(InputError, match="no timing record"):
+        read(megatron_line(100, 800.0).replace("(ms)", "(min)"))
+
+
+def test_megatron_current_time_is_a_clock() -> None:
+    line = (
+        " iteration {0:8d}/ 9 | current time: {1:.2f} | elapsed time per iteration (ms): 950.0 |\n"
+    )
+    series = read("".join(line.format(step, START_S + step) for step in (1, 2, 3)))
+    assert series.clocked
+    assert series.start_time == pytest.approx(START_S + 1 - 0.95)
+
+
 def megatron_line(step: int, ms: float, extra: str = "") -> str:
     return (
         f" iteration {step:8d}/  500000 | consumed samples: {step * 512:12d} | elapsed time per "
@@ -112,6 +133,16 @@ def test_deepspeed_without_the_printed_configuration_takes_the_clock() -> None:
     series = read("\n".join(line for line in lines if "....." not in line))
     assert set(series.work) == {64.0}
     close(series.duration_s[:2], 0.8, 0.5)
+
+
+def test_deepspeed_pipeline_engine_prints_times() -> None:
+    series = sample("deepspeed_pipeline.log")
+    close(series.duration_s, 0.192, 0.186, 0.187, 0.189, 0.372, 0.188)
+    assert series.step.tolist() == [10, 20, 30, 40, 50, 60]
+    assert set(series.work) == {128.0}
+    bare = read("steps: 1 loss: 0.0868 iter time (s): 2.784\nsteps: 2 loss: 0.1 iter time (s): 2.7")
+    close(bare.duration_s, 2.784)  # the last line is cut off
+    assert np.isnan(bare.work).all()
 
 
 def test_deepspeed_breakdown_sums_forward_backward_and_step() -> None:

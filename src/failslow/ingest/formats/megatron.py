@@ -5,6 +5,8 @@ where the line gives the sequence length).
 
     55:  [2026-06-26 14:26:21.227730] iteration        3/     300 | consumed samples:         1008
     | elapsed time per iteration (ms): 1281.4 | ... | global batch size:   336 | lm loss: ...
+
+BigScience's Megatron-DeepSpeed (BLOOM) writes `(s)`; some forks add `current time: 1706860208.35`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from failslow.ingest.base import (
 
 __all__ = ["READER", "MegatronReader"]
 
-_TIME = "elapsed time per iteration (ms):"
+_TIME = "elapsed time per iteration ("
+_UNIT_S = {"ms": 1e-3, "s": 1.0}
 _ITERATION = re.compile(r"\biteration +\d+/ *\d+ \|")
 _ARGUMENT = re.compile(
     r"\s(global_batch_size|micro_batch_size|seq_length|world_size|tensor_model_parallel_size"
@@ -64,10 +67,11 @@ class MegatronReader:
             end = line.find(" |", at)
             if not 0 <= start < slash < at < end:
                 continue
+            unit, _, number = line[at + len(_TIME) : end].partition("):")
             try:
                 step = int(line[start + 10 : slash])
-                duration_s = float(line[at + len(_TIME) : end]) / 1000
-            except ValueError:
+                duration_s = float(number) * _UNIT_S[unit]
+            except (KeyError, ValueError):
                 continue
             samples = _field(line, "global batch size:", slash)
             if math.isnan(samples):
@@ -77,6 +81,8 @@ class MegatronReader:
                 before = (step, total)
             tokens = _field(line, "actual seqlen:", end)
             writer, dated = _head(line[:start])
+            if math.isnan(dated):
+                dated = _field(line, "current time:", slash)
             header.open_run(builder)
             builder.add(
                 step=step,
@@ -91,7 +97,8 @@ def _plain(line: str) -> str:
     """The line with `name=value` of newer Megatron-DeepSpeed written `name: value`."""
     if "elapsed_time_per_iteration_ms=" not in line:
         return line
-    line = line.replace("elapsed_time_per_iteration_ms=", _TIME).replace("iteration=", "iteration ")
+    line = line.replace("elapsed_time_per_iteration_ms=", _TIME + "ms):")
+    line = line.replace("iteration=", "iteration ")
     for name in ("consumed_samples=", "global_batch_size=", "actual_seqlen="):
         line = line.replace(name, name[:-1].replace("_", " ") + ":")
     return line
