@@ -8,6 +8,7 @@ Factors say how many times slower: 1.4 takes 1.4 times as long, 4 leaves a quart
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -65,17 +66,17 @@ class _Fault(StageConfig):
         return self.from_s <= time_s and (self.for_s is None or time_s < self.from_s + self.for_s)
 
     @property
+    @abstractmethod
     def where(self) -> str:
         """What it acts on, in words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def apply(self, level: float, effects: Effects) -> None:
         """Add the fault, at a level, to the effects."""
-        raise NotImplementedError
 
+    @abstractmethod
     def misplaced(self, cluster: Cluster) -> str:
         """Why it cannot be in this cluster, or ""."""
-        raise NotImplementedError
 
 
 class SlowDevice(_Fault):
