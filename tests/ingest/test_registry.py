@@ -158,6 +158,15 @@ def test_a_name_with_brackets_is_a_file_when_it_exists(tmp_path: Path) -> None:
     assert expand_paths([path]) == [path]
 
 
+def test_a_data_set_beside_a_log_is_not_read_to_its_end(tmp_path: Path) -> None:
+    log, data = tmp_path / "train.log", tmp_path / "data.txt"
+    late = b"\n" + (SAMPLES / "megatron.log").read_bytes()
+    log.write_bytes(b"x" * (1 << 20) + late)
+    data.write_bytes(b"x" * (40 << 20) + late)
+    assert expand_paths([tmp_path]) == [log]
+    assert detect_format(Source.from_path(data)).name == "megatron"  # by name it is
+
+
 def test_paths_that_lead_nowhere_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent\.log: no such file or folder"):
         expand_paths([tmp_path / "absent.log"])

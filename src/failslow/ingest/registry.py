@@ -9,6 +9,7 @@ In: paths, folders, globs, `-`. Out: `StepSeries`, or an InputError of one line:
 from __future__ import annotations
 
 import glob
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -48,6 +49,8 @@ _ODD = ("\ufffd", *map(chr, range(1, 8)), *map(chr, range(14, 27)))
 """Characters of which a log has few."""
 _ENOUGH_LINES = 50
 """Matching lines after which a format is certain."""
+_SEARCHED = 32 << 20
+"""Characters of a file in a folder in which a log must begin: data sets lie beside logs."""
 _PATIENCE = 20_000
 """Lines after the first match in which another format can still show itself."""
 
@@ -62,11 +65,14 @@ def readers() -> tuple[Reader, ...]:
     return tuple(found)
 
 
-def detect_format(source: Source, candidates: Sequence[Reader] | None = None) -> Reader:
+def detect_format(
+    source: Source, candidates: Sequence[Reader] | None = None, *, within: float = math.inf
+) -> Reader:
     """The reader that knows this file: highest priority first, then most matching lines.
 
-    Reads until one format is certain, however late its first line comes. Raises
-    UnknownFormatError when no line is known, InputError when there is nothing to read.
+    Reads until one format is certain, however late its first line comes, but no further than
+    `within` characters for it. Raises UnknownFormatError when no line is known, InputError when
+    there is nothing to read.
     """
     candidates = readers() if candidates is None else candidates
     head = source.head()
@@ -80,7 +86,8 @@ def detect_format(source: Source, candidates: Sequence[Reader] | None = None) ->
     lines = iter(lines)
     for line in lines:
         _count(line, candidates, counts)
-        if counts:
+        within -= len(line)
+        if counts or within < 0:
             break
     for line in islice(lines, _PATIENCE if counts else 0):
         _count(line, candidates, counts)
@@ -155,8 +162,9 @@ def expand_paths(
     """The logs behind files, folders (recursively), globs and `-`, each once, in a stable order.
 
     A file given by name is taken as it is. In a folder, and among the files a glob gives, a file
-    no reader (or not the one of `format`) knows is left out and `on_skip` is told why. Raises
-    InputError for a path that does not exist and a folder or glob without a usable file.
+    no reader (or not the one of `format`) knows by its first 32 MB is left out and `on_skip` is
+    told why. Raises InputError for a path that does not exist and a folder or glob without a
+    usable file.
     """
     candidates = _candidates(format)
     return distinct(file for given in paths for file in _files_behind(given, candidates, on_skip))
@@ -217,7 +225,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _known(file: Path, candidates: Sequence[Reader], on_skip: Callable[[str], None] | None) -> bool:
     try:
-        detect_format(Source.from_path(file), candidates)
+        detect_format(Source.from_path(file), candidates, within=_SEARCHED)
     except InputError as error:
         if on_skip is not None:
             on_skip(f"skipped {str(error).split('; ')[0]}")
