@@ -302,3 +302,10 @@ def test_the_settings_decide() -> None:
     blip = job(levels((400, 0.1), (20, 0.15), (400, 0.1)))
     assert analyze(blip).episodes == ()
     assert len(analyze(blip, quick).episodes) == 1
+
+
+def test_an_episode_longer_than_the_history_keeps_its_level() -> None:
+    (episode,) = analyze(job(levels((400, 0.5), (40_000, 0.7), (400, 0.5)))).episodes
+    assert abs(episode.first_index - 400) <= 1
+    assert abs(episode.last_index - 40_399) <= 1
+    assert episode.slowdown == pytest.approx(1.4, rel=0.01)

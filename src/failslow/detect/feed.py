@@ -60,7 +60,7 @@ class Feed(ABC):
         self.config = config or DetectConfig()
         self._rules = rules = Rules(self.config)
         self._slow, self._healthy = rules.slow, rules.healthy
-        self._history = History(BACK)
+        self._history = History(BACK + 2 * GRID)  # from before an onset up to a piece ahead
         self._count = 0
         self._run = 0
         self._events: list[DetectEvent] = []
@@ -171,8 +171,9 @@ class Feed(ABC):
     def _renew_level(self) -> None:
         """At a grid point: take the healthy records since the last one into level and noise."""
         if self._episode:
-            recent = self._history.values(self._level_from, self._level_from + _SETTLED)
-            self._slow_level = float(np.median(recent)) - self._base
+            first = self._history.values(self._level_from, self._level_from + _SETTLED)
+            if len(first):  # else long gone from the history, and known since
+                self._slow_level = float(np.median(first)) - self._base
             self._settle_low(_SETTLED)
         elif self._level is None:
             values = self._history.values(self._start, self._count)

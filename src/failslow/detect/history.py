@@ -45,4 +45,4 @@ class History:
         return self._columns[1, self._slice(begin, end)]
 
     def _slice(self, begin: int, end: int) -> slice:
-        return slice(max(0, begin - self._first), min(self._size, end - self._first))
+        return slice(max(0, begin - self._first), max(0, min(self._size, end - self._first)))
