@@ -135,4 +135,13 @@ def test_ctrl_c_ends_the_job_too(tmp_path: Path) -> None:
 
     assert command.returncode == 130
     assert (stdout, stderr) == (b"", b"")
-    assert not any(child.is_running() for child in children)
+    # killed, but whoever inherited them may take a moment to collect them
+    psutil.wait_procs(children, timeout=20)
+    assert all(_ended(child) for child in children)
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
