@@ -167,3 +167,22 @@ def test_an_episode_of_one_run_ends_where_the_configuration_changes() -> None:
     fault, change = analyze(series).episodes
     assert (fault.kind, fault.first_index, fault.last_index) == ("fail_slow", 300, 399)
     assert (change.kind, change.first_index) == ("workload_change", 400)
+    fault, change = analyze(series).episodes
+    assert (fault.kind, fault.first_index, fault.last_index) == ("fail_slow", 300, 399)
+    assert (change.kind, change.first_index) == ("workload_change", 400)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_kinds_of_batches_are_no_episode_however_long_the_job(seed: int) -> None:
+    duration_s = 0.2 * _two_kinds(np.random.default_rng(0), 20_000) * noise(20_000, 0.02, seed)
+    analysis = analyze(job(duration_s))
+    assert analysis.episodes == ()
+    assert analysis.warnings == ()  # nor are its last iterations slow
+
+
+def test_a_fault_of_a_job_with_evaluation_in_every_other_line_is_found() -> None:
+    duration_s = levels((600, 18.0), cv=0.003)
+    duration_s[2::2] *= 1.2
+    duration_s[300:] *= 1.4
+    (episode,) = analyze(job(duration_s, iterations=50)).episodes
+    assert abs(episode.first_index - 300) <= 1

@@ -19,7 +19,7 @@ from failslow.config import DetectConfig
 from failslow.detect.events import DetectEvent
 from failslow.detect.online import Detector
 from failslow.detect.stretch import CERTAIN
-from failslow.detect.windows import locate_rise
+from failslow.detect.windows import WINDOWS, locate_rise
 from failslow.records import Episode, JobAnalysis, Level, StepSeries
 from failslow.stats.robust import mad, median
 
@@ -317,12 +317,19 @@ class _Summary:
 
     def _say_open_end(self) -> None:
         last = next((e for e in reversed(self.events) if e.kind != "level"), None)
-        if last and last.kind == "suspected":
+        if last and last.kind == "suspected" and self._too_short(last.first_index):
             step = int(self.series.step[last.first_index])
             self.warnings.append(
                 f"the last iterations, from step {step} on, are x{last.slowdown:.2f} slow; "
                 "the log ends before that can be called a fail-slow"
             )
+
+    def _too_short(self, first: int) -> bool:
+        """Whether the records from `first` to the end may be too few to call them slow."""
+        wall_s = float(self.series.end_s[-1] - self.begins_s[first])
+        healthy_s = math.exp(float(self.base[first] + self.correction[first]))
+        need_s = max(self.config.min_duration_s, self.config.min_iterations * healthy_s)
+        return len(self.series) - first <= 2 * WINDOWS[-1] or wall_s <= 2 * need_s
 
     # -- changes of the work -----------------------------------------------------------------------
 

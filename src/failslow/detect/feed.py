@@ -183,7 +183,9 @@ class Feed(ABC):
                 warm = int(np.argmin(slow)) if not slow.all() else 0
                 self._clean = self._fed = self._level_born = self._start + warm
                 self._renew_level()
-        elif not self._suspicion and self._fed < self._count:
+        elif self._suspicion:
+            self._level.watch(self._history.values(self._clean, self._count))
+        elif self._fed < self._count:
             self._level.take(
                 self._history.values(self._fed, self._count),
                 self._history.iterations(self._fed, self._count),

@@ -26,7 +26,8 @@ _FLOOR = 0.004  # log time; clocks and printed digits are not better than that
 _FEW = 32  # below so many records the spread is not trusted to be small
 _FEW_FLOOR = 0.01
 _LAGS = 4
-_RARE, _ROOM = 3, 0.03  # so many records may be higher than usual, and others by so much
+_RARE, _ROOM = 3, 0.03  # so many records may be higher than usual, and others by so much,
+_LEAST_RATE = 0.02  # so often, whatever the few records seen say
 _YOUNG = 64
 _BLOCK = 128
 
@@ -67,6 +68,15 @@ class HealthyLevel:
                 self.reference_log_s = level
         self.log_s = min(level, self.reference_log_s + self._slow)
 
+    def watch(self, log_s: Floats) -> None:
+        """Suspicious records, from the regime's first on: what they tell of spikes.
+
+        A level of few records may not know the job's habits yet. A fault is one run of long
+        records and changes no rate; what comes and goes is a habit.
+        """
+        if self._taken < _FEW:
+            self.spikes = _spikes(log_s - self.log_s, self._slow)
+
 
 def _spikes(excess: Floats, slow: float) -> list[Spikes]:
     """How common spikes are: those slow enough, and those over what one record in twenty reaches.
@@ -75,17 +85,20 @@ def _spikes(excess: Floats, slow: float) -> list[Spikes]:
     evaluation in every other log line.
     """
     n = len(excess)
-    usual = max(_RARE, n // 20)
-    heights = [slow]
-    if n > usual:
-        height = float(np.partition(excess, n - 1 - usual)[n - 1 - usual]) + _ROOM
-        heights += [height] if height > slow else []
-    found: list[Spikes] = []
-    for height in heights:
-        runs = run_lengths(excess >= height)
-        longest = float(runs.max()) if len(runs) > _RARE else math.inf
-        found.append(Spikes(height=height, rate=_rate(len(runs), n), longest=longest))
+    found = [_spikes_over(slow, excess, 0.0)]
+    if n >= _FEW:
+        usual = n - 1 - max(_RARE, n // 20)
+        height = float(np.partition(excess, usual)[usual]) + _ROOM
+        if height > slow:
+            found.append(_spikes_over(height, excess, _LEAST_RATE))
     return found
+
+
+def _spikes_over(height: float, excess: Floats, least: float) -> Spikes:
+    runs = run_lengths(excess >= height)
+    longest = float(runs.max()) if len(runs) > _RARE else math.inf
+    rate = max(least, _rate(len(runs), len(excess)))
+    return Spikes(height=height, rate=rate, longest=longest)
 
 
 def _rate(count: int, n: int) -> float:
