@@ -272,6 +272,12 @@ def test_torchtitan_unlabelled_ranks_give_one_record_a_step() -> None:
     assert series.step.tolist() == [1, 2, 3, 4, 5]
 
 
+def test_torchtitan_cut_off_inside_its_rate_is_no_record() -> None:
+    whole = "".join(titan(2.0 * i, i, "1,000") for i in range(1, 6))
+    for cut in range(whole.rindex("tps:"), whole.rindex("  tflops:") + 1):
+        assert read(whole[:cut]).step.tolist() == [1, 2, 3, 4]
+
+
 # --- nanoGPT, llm.c, modded-nanogpt ------------------------------------------------------------
 
 

@@ -18,7 +18,8 @@ from failslow.ingest.rates import RateRecords
 __all__ = ["READER", "TorchtitanReader"]
 
 _STEP = re.compile(
-    r"(?<!validate )\bstep:\s+(\d{1,18})\s+loss:.*?\b[tw]ps:\s+(-?[\d,.]+|nan|inf)\b"
+    # the space at the end: a line cut off inside the number is none
+    r"(?<!validate )\bstep:\s+(\d{1,18})\s+loss:.*?\b[tw]ps:\s+(-?[\d,.]+|nan|inf)\s"
 )
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+")
 _BATCH = re.compile(
