@@ -132,6 +132,12 @@ def test_a_row_cut_short_is_left_out() -> None:
     assert read("step,step_time,loss\n1,0.5,3\n2,0.51,3\n3,0.5").step.tolist() == [1, 2]
 
 
+def test_a_quoted_cell_cut_short_is_left_out() -> None:
+    whole = '"step","step time (ms)"\n"1","501.5"\n"2","499.5"'
+    for cut in range(whole.rindex('"499') + 1, len(whole)):
+        assert read(whole[:cut]).step.tolist() == [1]
+
+
 def test_nested_fields_of_json_lines() -> None:
     rows = [{"step": i, "perf": {"iter_time_ms": 250.0 + i}} for i in range(1, 4)]
     text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -294,6 +294,8 @@ def _delimiter(line: str) -> str:
 
 def _cells(line: str, delimiter: str) -> list[str]:
     if '"' in line:
+        if line.count('"') % 2:  # cut off inside a cell
+            return []
         try:
             return next(csv.reader([line], delimiter=delimiter), [])
         except csv.Error:
