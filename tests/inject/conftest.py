@@ -67,11 +67,18 @@ def start(heavy_group: CpuGroup) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def call(code: str = SPIN) -> subprocess.Popen[bytes]:
+        # its program begins once it is in the group, so that all that it starts is there too
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code], stdout=subprocess.PIPE, start_new_session=True
+            ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh", sys.executable, "-I", "-S", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         started.append(process)
         heavy_group.move_in({process.pid})
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
         return process
 
     yield call

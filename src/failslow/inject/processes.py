@@ -34,7 +34,10 @@ __all__ = [
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # of /proc/PID/stat, counted from the state that follows the command's name
-_PARENT, _GROUP, _SESSION, _FOREGROUND, _USER, _SYSTEM, _START = 1, 2, 3, 5, 11, 12, 19
+_PARENT, _GROUP, _SESSION, _FOREGROUND, _FLAGS = 1, 2, 3, 5, 6
+_USER, _SYSTEM, _START = 11, 12, 19
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD, one of the flags."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,10 @@ def refuse_process(pid: int) -> None:
             f"process {pid} started this command and is refused: it would slow the injector too; "
             "name a training worker"
         )
-    with suppress(OSError):
-        if not (_PROC / str(pid) / "cmdline").read_bytes():
-            raise InjectError(f"process {pid} belongs to the kernel; name a training worker")
+    fields = _stat(pid)
+    # (its empty command line would not tell: a process that starts its program has none either)
+    if fields is not None and int(fields[_FLAGS]) & _KERNEL_THREAD:
+        raise InjectError(f"process {pid} belongs to the kernel; name a training worker")
     try:
         owner = (_PROC / str(pid)).stat().st_uid
     except OSError:
