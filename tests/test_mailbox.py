@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -46,12 +47,13 @@ def test_letters_come_in_order_and_once_or_are_refused(
     worker = Mailbox.create(ring)
     agent = Mailbox.open(mail_path(ring))
     for sender, reader in ((worker, agent), (agent, worker)):
-        sent, came = [], []
+        sent: list[int] = []
+        came: list[dict[str, Any]] = []
         for move in moves:
             if move == "receive":
                 came += reader.receive()
             elif sender.send({"n": len(sent), "text": "é" * int(move)}):
-                sent.append(move)
+                sent.append(int(move))
         came += reader.receive()
         assert [(letter["n"], len(letter["text"])) for letter in came] == list(enumerate(sent))
         assert reader.damaged == 0

@@ -2,7 +2,7 @@
 
 Ingest, capture and the simulator make `StepSample`s, or many at once as the columns of a
 `StepSeries`; detect turns them into `Episode`s; an analysis of one job is a `JobAnalysis`. The
-records from a verdict to its outcome are in `steering`.
+records of a suspicion are in `suspects`, those from a verdict to its outcome in `steering`.
 
     StepSample(step=120, duration_s=0.571, end_s=68.5, iterations=10, work=524288.0)
     CALL_COLUMNS  the columns of a live call stream that capture fills and track reads
@@ -31,6 +31,7 @@ from failslow.steering import (
     SteerMode,
     Verdict,
 )
+from failslow.suspects import CallCell, Diagnosis, RankProfile, Suspect
 
 __all__ = [
     "CALL_COLUMNS",
@@ -38,11 +39,13 @@ __all__ = [
     "KIND_OPTIMIZER_STEP",
     "KIND_TRAINER_STEP",
     "KIND_WAIT",
+    "CallCell",
     "CollectiveCall",
     "Command",
     "Culprit",
     "CulpritPace",
     "Decision",
+    "Diagnosis",
     "Episode",
     "EpisodeKind",
     "Finding",
@@ -55,11 +58,13 @@ __all__ = [
     "Outcome",
     "ParallelLayout",
     "Plan",
+    "RankProfile",
     "Run",
     "Rung",
     "SteerMode",
     "StepSample",
     "StepSeries",
+    "Suspect",
     "Verdict",
 ]
 

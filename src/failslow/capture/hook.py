@@ -30,8 +30,9 @@ from failslow.capture.methods import METHODS, UNSEEN, make_method
 from failslow.capture.ops import dispatcher_ops
 from failslow.capture.recorder import Recorder
 from failslow.errors import CaptureError
+from failslow.mailbox import Mailbox
 
-__all__ = ["MODES", "install", "mark_step", "quiet", "status", "uninstall"]
+__all__ = ["MODES", "install", "mailbox", "mark_step", "quiet", "status", "uninstall"]
 
 
 MODES = ("native", "dispatcher", "python")
@@ -99,6 +100,11 @@ def mark_step(index: int) -> None:
     """The trainer says that iteration `index` ended; nothing happens when it is not watched."""
     if _Installed.recorder is not None:
         _Installed.recorder.mark_step(index)
+
+
+def mailbox() -> Mailbox | None:
+    """The way to the node's agent; None when this process is not watched, or has made no call."""
+    return None if _Installed.recorder is None else _Installed.recorder.mailbox
 
 
 class quiet:

@@ -32,6 +32,8 @@ from failslow.capture.layout import (
     WAIT,
 )
 from failslow.capture.ring import Append, RingWriter, job_name, ring_capacity
+from failslow.errors import CaptureError
+from failslow.mailbox import Mailbox
 
 __all__ = ["Recorder", "ThreadState"]
 
@@ -76,6 +78,8 @@ class Recorder:
         """Why `on` is cleared."""
         self.local = _Local()
         self.ring: RingWriter | None = None
+        self.mailbox: Mailbox | None = None
+        """The way to and from the node's agent; None before the first call."""
         self.groups = GroupTable(self._add_group)
         self.append: Append = self._unopened
         self.control: Any = bytes(OFFSET_CONTROL + 1)
@@ -106,6 +110,10 @@ class Recorder:
                 self.refuse(str(error))
                 raise
             self.opened(ring)
+            try:
+                self.mailbox = Mailbox.create(ring.path)
+            except CaptureError as error:  # watched all the same, but cannot be spoken to
+                self.fault(error)
             self.ring = ring  # last: other threads take it as the sign that all is ready
 
     def opened(self, ring: RingWriter) -> None:
@@ -278,12 +286,14 @@ class Recorder:
                 self.fault(error)
         self.on, self.reason = False, self.reason or reason
         self._completions.stop()
+        if self.mailbox is not None:
+            self.mailbox.remove()
         if self.ring is not None:
             self.ring.close()
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's; never touch it, never record."""
-        self.on, self.ring = False, None
+        self.on, self.ring, self.mailbox = False, None, None
         self.reason = "forked from a watched process"
         self.control = bytes(OFFSET_CONTROL + 1)
         self.append = self._unopened

@@ -29,6 +29,7 @@ from typing import Any
 
 from failslow.capture import layout
 from failslow.errors import CaptureError
+from failslow.mailbox import mail_path
 
 __all__ = [
     "DEFAULT_CAPACITY",
@@ -119,6 +120,7 @@ def remove_stale(environ: Mapping[str, str] = os.environ) -> list[Path]:
         # removed by its owner or by another cleaner meanwhile: not ours to complain about
         with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
             if not _alive(file.read(layout.GROUPS_OFFSET), int(match["pid"])):
+                mail_path(path).unlink(missing_ok=True)
                 path.unlink()
                 removed.append(path)
     return removed

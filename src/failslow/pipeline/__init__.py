@@ -1,7 +1,7 @@
 """The controller's brain: what agents see of the workers in, journal records out. Pure.
 
-In: `WorkerSamples`, `AgentBeat`s, `BusReport`s and `Tick`s, each with the time. Out: `Write`s for
-the journal, and `Say`s for people:
+In: `WorkerSamples`, `AgentBeat`s, `Report`s, `BusReport`s and `Tick`s, each with the time. Out:
+`Order`s to the agents, `Say`s for people, and `Write`s for the journal:
 
     {"t":…,"kind":"step","step":812,"duration_s":0.0601,"end_s":48.7,…,"workers":4,"healthy_s":0.06}
     {"t":…,"kind":"step","rank":3,"node":"gpu-17","step":812,"duration_s":0.0602,"iterations":16,
@@ -31,6 +31,8 @@ from failslow.pipeline.messages import (
     BusReport,
     Event,
     Instruction,
+    Order,
+    Report,
     Say,
     Tick,
     WorkerSamples,
@@ -43,7 +45,9 @@ __all__ = [
     "BusReport",
     "Event",
     "Instruction",
+    "Order",
     "Pipeline",
+    "Report",
     "Say",
     "Tick",
     "WorkerSamples",

@@ -24,6 +24,7 @@ from failslow.pipeline.messages import (
     BusReport,
     Event,
     Instruction,
+    Report,
     Say,
     WorkerSamples,
     Write,
@@ -116,6 +117,8 @@ class Pipeline:
             return out
         if isinstance(event, BusReport):
             return self.health.bus(event, now_s)
+        if isinstance(event, Report):
+            return []
         return self._tick(now_s)
 
     def finish(self, now_s: float) -> list[Instruction]:

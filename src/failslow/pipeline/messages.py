@@ -20,6 +20,8 @@ __all__ = [
     "BusReport",
     "Event",
     "Instruction",
+    "Order",
+    "Report",
     "Say",
     "Tick",
     "WorkerSamples",
@@ -76,6 +78,19 @@ class AgentBeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """An agent, or one of its workers, answers an order or tells something of its own."""
+
+    node: str
+    rank: int | None = None
+    """None: the node as a whole."""
+    topic: str
+    """What it is about: "profile", "telemetry", "pause", "steer"."""
+    body: Mapping[str, Any]
+    """Plain values; who handles the topic checks them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BusReport:
     """Counts of the controller's own end of the message bus since it began."""
 
@@ -94,7 +109,7 @@ class Tick:
     """Time passed; send one a few times a second."""
 
 
-Event = WorkerSamples | AgentBeat | BusReport | Tick
+Event = WorkerSamples | AgentBeat | Report | BusReport | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,4 +129,16 @@ class Say:
     text: str
 
 
-Instruction = Write | Say
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Tell the agents to do something."""
+
+    topic: str
+    """As in `Report`."""
+    body: Mapping[str, Any]
+    """Plain values."""
+    node: str = ""
+    """The one agent it is for; "" all."""
+
+
+Instruction = Write | Say | Order

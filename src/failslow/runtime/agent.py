@@ -16,7 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +28,22 @@ from failslow.journal import JournalWriter, decode_entry
 from failslow.pipeline import AgentBeat
 from failslow.records import StepSample
 from failslow.runtime.bus import Bus
+from failslow.runtime.duties import Duty
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
-from failslow.runtime.node import NodeWatch
+from failslow.runtime.node import Follower, NodeWatch
 from failslow.runtime.rendezvous import Meeting, meeting, node_name
 from failslow.runtime.supervise import worker_lives
 from failslow.runtime.transport import Endpoint, from_url
-from failslow.runtime.wire import AGENTS, NEWS, encode_beat, encode_samples
+from failslow.runtime.wire import (
+    AGENTS,
+    NEWS,
+    ORDERS,
+    decode_order,
+    encode_beat,
+    encode_report,
+    encode_samples,
+)
 
 __all__ = ["Agent", "main"]
 
@@ -64,10 +74,13 @@ class Agent:
         journal: JournalWriter,
         blind_after_s: float,
         metrics: Metrics | None = None,
+        duties: Sequence[Duty] = (),
     ) -> None:
         self._node, self._worker, self._session = node, worker, session
         self._watch, self._bus, self._journal, self._metrics = watch, bus, journal, metrics
         self._blind_after_s = blind_after_s
+        self._duties = {duty.topic: duty for duty in duties}
+        self._failed: set[str] = set()
         self._beat_s = self._discover_s = -1e9
         self._idle_since_s: float | None = None
         self._blind = False
@@ -88,10 +101,44 @@ class Agent:
             if self._metrics is not None:
                 for sample in event.samples:
                     self._observe(sample, event.rank)
+        self._do_duties(now_s)
         return self._idle_since_s is None or now_s - self._idle_since_s < _LINGER_S
+
+    def _do_duties(self, now_s: float) -> None:
+        workers = self._watch.workers
+        for message in self._bus.poll(ORDERS):
+            order = decode_order(message.payload)
+            duty = self._duties.get(order.topic) if order is not None else None
+            if order is not None and duty is not None and order.node in ("", self._node):
+                self._guard(duty, partial(duty.order, order, now_s))
+        for worker in workers:
+            for letter in worker.mailbox.receive() if worker.mailbox else ():
+                duty = self._duties.get(str(letter.get("topic")))
+                if duty is not None:
+                    self._guard(duty, partial(duty.letter, worker, letter, now_s))
+        for duty in self._duties.values():
+            self._guard(duty, partial(self._do, duty, workers, now_s))
+
+    def _do(self, duty: Duty, workers: Sequence[Follower], now_s: float) -> None:
+        for worker in workers:
+            duty.observe(worker)
+        for report in duty.turn(workers, now_s):
+            self._bus.publish(AGENTS, encode_report(report))
+
+    def _guard(self, duty: Duty, action: Callable[[], None]) -> None:
+        """A duty's fault must not end the watching."""
+        try:
+            action()
+        except Exception as error:
+            if repr(error) not in self._failed:
+                self._failed.add(repr(error))
+                where = "".join(traceback.format_tb(error.__traceback__)[-1:]).strip()
+                _say(f"{duty.topic}: {error!r} {where}")
 
     def leave(self) -> None:
         """Say good-bye and send what waits."""
+        for duty in self._duties.values():
+            self._guard(duty, duty.close)
         self._beat(0.0, leaving=True)
         self._bus.close(_FLUSH_S)
 

@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 from failslow.config import DetectConfig, RuntimeConfig, load_config
 from failslow.errors import FailslowError, JournalError, TransportError
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
-from failslow.pipeline import BusReport, Instruction, Pipeline, Say, Tick
+from failslow.pipeline import BusReport, Instruction, Order, Pipeline, Say, Tick
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import Meeting, is_loopback, meeting
 from failslow.runtime.supervise import worker_lives
 from failslow.runtime.transport import Endpoint, from_url
-from failslow.runtime.wire import AGENTS, NEWS, decode
+from failslow.runtime.wire import AGENTS, NEWS, ORDERS, decode, encode_order
 
 __all__ = ["Controller", "main", "read_tail"]
 
@@ -103,6 +103,9 @@ class Controller:
         for instruction in instructions:
             if isinstance(instruction, Say):
                 _say(instruction.text)
+                continue
+            if isinstance(instruction, Order):
+                self._endpoint.publish(ORDERS, encode_order(instruction))
                 continue
             record, t, kind, tags = (
                 instruction.record,

@@ -5,13 +5,18 @@ In: the ring folder. Out: `WorkerSamples` with what is new, and the `WorkerState
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from failslow.capture.reader import RingReader
+import numpy as np
+
+from failslow.capture.reader import RECORD_DTYPE, Group, RingReader
 from failslow.config import TrackConfig
 from failslow.errors import CaptureError
+from failslow.mailbox import Mailbox, mail_path
 from failslow.pipeline import WorkerSamples, WorkerState
 from failslow.records import StepSample
 from failslow.runtime.rendezvous import net_namespace
@@ -34,22 +39,55 @@ class Follower:
         self._epoch_s = self._reader.to_epoch_s(0)
         self._tracker = Tracker(ops=about["ops"], config=config)
         self.ended = False
+        self.fresh = np.empty(0, RECORD_DTYPE)
+        """The records of the last read, and..."""
+        self.samples: list[StepSample] = []
+        """...the iterations they ended."""
+        self._mailbox: Mailbox | None = None
         self._records = self._lost = 0
         self._fault = ""
 
     def read(self) -> list[StepSample]:
         """Iterations that ended since the last call; `end_s` is epoch seconds."""
+        self.fresh = np.empty(0, RECORD_DTYPE)
         if self.ended:
             return []
         # looked up before reading: what it wrote before it ended is read below
         ended = self._reader.closed or not self._reader.alive
         batch = self._reader.read()
+        self.fresh = batch.records
         self._records += len(batch.records)
         self._lost += batch.lost
         samples = self._tracker.update(batch.records, lost=batch.lost)
         if ended:
             self.ended = True
         return [replace(s, end_s=s.end_s + self._epoch_s) for s in samples]
+
+    @property
+    def mailbox(self) -> Mailbox | None:
+        """The way to the worker; None when it has none."""
+        if self._mailbox is None and not self.ended:
+            with contextlib.suppress(CaptureError):  # not made yet, or no room for it
+                self._mailbox = Mailbox.open(mail_path(self.path))
+        return self._mailbox
+
+    @property
+    def groups(self) -> list[Group]:
+        """Its process groups so far, by their number."""
+        return self._reader.groups()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What its ring says of it."""
+        return self._reader.description
+
+    def set_profile(self, on: bool) -> None:
+        """Have completions recorded although that costs more a call, or no longer."""
+        self._reader.set_profile(on)
+
+    def to_epoch_s(self, monotonic_ns: float) -> float:
+        """A time of its records on the epoch clock."""
+        return self._reader.to_epoch_s(monotonic_ns)
 
     @property
     def counted(self) -> bool:
@@ -130,9 +168,10 @@ class NodeWatch:
         return found
 
     def read(self) -> Iterator[WorkerSamples]:
-        """What is new of every worker."""
+        """What is new of every worker; the records behind it are in each one's `fresh`."""
         for follower in self._followers.values():
             samples = follower.read()
+            follower.samples = samples
             if samples:
                 yield WorkerSamples(
                     node=self._node,
@@ -143,6 +182,11 @@ class NodeWatch:
                     told=follower.told,
                     samples=tuple(samples),
                 )
+
+    @property
+    def workers(self) -> list[Follower]:
+        """Every worker, those that have ended too."""
+        return list(self._followers.values())
 
     @property
     def alive(self) -> bool:

@@ -1,10 +1,12 @@
-"""Messages between agents and controller: pipeline events <-> JSON.
+"""Messages between agents and controller: pipeline events and orders <-> JSON.
 
-In: `AgentBeat`s and `WorkerSamples`. Out: bytes for `Endpoint.publish`, and back:
+In: `AgentBeat`s, `WorkerSamples`, `Report`s, `Order`s. Out: bytes for `Endpoint.publish`, and back:
 
     {"beat":{"node":"gpu-17","session":81,"workers":[{"rank":3,"worker":"41822-991",…}]}}
     {"samples":{"node":"gpu-17","session":81,"rank":3,"worker":"41822-991","counted":true,
      "told":false,"rows":[[812,0.0601,1745735301.2,1,66560.0,0.0512,2,0,0],…]}}
+    {"report":{"node":"gpu-17","rank":3,"topic":"profile","body":{…}}}
+    {"order":{"topic":"profile","body":{"for_s":20.0},"node":""}}
 """
 
 from __future__ import annotations
@@ -15,15 +17,28 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from failslow.pipeline import AgentBeat, WorkerSamples, WorkerState
+from failslow.errors import TransportError
+from failslow.pipeline import AgentBeat, Order, Report, WorkerSamples, WorkerState
 from failslow.records import StepSample
 
-__all__ = ["AGENTS", "NEWS", "decode", "encode_beat", "encode_samples"]
+__all__ = [
+    "AGENTS",
+    "NEWS",
+    "ORDERS",
+    "decode",
+    "decode_order",
+    "encode_beat",
+    "encode_order",
+    "encode_report",
+    "encode_samples",
+]
 
 AGENTS = "agents"
 """Topic on which agents report."""
 NEWS = "news"
 """Topic on which the controller repeats what it journals of the job's state."""
+ORDERS = "orders"
+"""Topic on which the controller gives orders; agents take those for all and for their node."""
 _ROWS = 1000
 """Samples in a message: about 100 bytes each, well under the transport's limit."""
 
@@ -61,10 +76,35 @@ def encode_samples(event: WorkerSamples) -> Iterator[bytes]:
         yield _dump({"samples": {**head, "rows": rows[begin : begin + _ROWS]}})
 
 
-def decode(payload: bytes) -> AgentBeat | WorkerSamples | None:
+def encode_report(report: Report) -> bytes:
+    """One message. Raises TransportError when the body has no JSON form."""
+    return _dump({"report": asdict(report)})
+
+
+def encode_order(order: Order) -> bytes:
+    """One message. Raises TransportError when the body has no JSON form."""
+    return _dump({"order": asdict(order)})
+
+
+def decode_order(payload: bytes) -> Order | None:
+    """The order; None when it is none that this version understands."""
+    try:
+        order = json.loads(payload)["order"]
+        topic, body, node = order["topic"], order["body"], order["node"]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    if not (isinstance(topic, str) and isinstance(body, dict) and isinstance(node, str)):
+        return None
+    return Order(topic=topic, body=body, node=node)
+
+
+def decode(payload: bytes) -> AgentBeat | WorkerSamples | Report | None:
     """The event; None when it is none that this version understands."""
     try:
         message = json.loads(payload)
+        if "report" in message:
+            report = Report(**message["report"])
+            return report if isinstance(report.body, dict) else None
         if "beat" in message:
             beat = message["beat"]
             workers = tuple(WorkerState(**state) for state in beat.pop("workers"))
@@ -94,4 +134,7 @@ def _sample(row: list[Any]) -> StepSample:
 
 
 def _dump(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()
+    try:
+        return json.dumps(message, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise TransportError(f"a message has no JSON form: {error}; use plain values") from None
