@@ -10,6 +10,7 @@ A setting `min_slowdown` of the detect stage is `--min-slowdown` on the command 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -33,13 +34,14 @@ __all__ = [
     "StageConfig",
     "TrackConfig",
     "load_config",
+    "stages",
 ]
 
 
 class StageConfig(BaseModel):
-    """Base of all stages' settings: frozen, unknown names refused."""
+    """Base of all stages' settings: frozen, unknown names, infinity and NaN refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DetectConfig(StageConfig):
@@ -184,12 +186,38 @@ def load_config(
         raise ConfigError(f"{given}from {where}: {message}") from None
 
 
+def stages() -> dict[str, type[StageConfig]]:
+    """The settings class of each stage, by the name of its table."""
+    return {
+        name.removesuffix("Config").lower(): cls
+        for name, cls in globals().items()
+        if name.endswith("Config")
+        and isinstance(cls, type)
+        and issubclass(cls, StageConfig)
+        and cls is not StageConfig
+    }
+
+
 def _read_stage(file: Path, stage: str) -> dict[str, Any]:
     try:
         with file.open("rb") as handle:
-            table = tomllib.load(handle).get(stage, {})
+            tables = tomllib.load(handle)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"cannot read the settings file {file}: byte {error.start} is not UTF-8; save it as "
+            "UTF-8 text"
+        ) from None
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the settings file {file}: {error}") from None
+    known = stages()
+    for name in tables:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean [{near[0]}]?" if near else "settings stand in tables"
+            raise ConfigError(
+                f"{file}: {name!r} is no stage's table ({', '.join(known)}); {remedy}"
+            )
+    table = tables.get(stage, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: [{stage}] must be a table of settings, not {table!r}")
     return table

@@ -63,20 +63,10 @@ def known_variables() -> frozenset[str]:
     """Every environment variable failslow reads."""
     settings = (
         f"FAILSLOW_{stage}_{field}".upper()
-        for stage, cls in _stages().items()
+        for stage, cls in config.stages().items()
         for field in cls.model_fields
     )
     return frozenset(_VARIABLES) | frozenset(settings)
-
-
-def _stages() -> dict[str, type[config.StageConfig]]:
-    return {
-        name.removesuffix("Config").lower(): cls
-        for name, cls in vars(config).items()
-        if isinstance(cls, type)
-        and issubclass(cls, config.StageConfig)
-        and cls is not config.StageConfig
-    }
 
 
 def _torch() -> Check:
@@ -160,7 +150,7 @@ def _switch(environ: Mapping[str, str]) -> Check | None:
 
 def _settings(environ: Mapping[str, str]) -> Check:
     try:
-        for stage, cls in _stages().items():
+        for stage, cls in config.stages().items():
             config.load_config(stage, cls, environ=environ)
     except FailslowError as error:
         return Check("settings", "fail", str(error), "correct it, or leave it out")
