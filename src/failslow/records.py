@@ -249,7 +249,7 @@ class Episode:
     slowdown: float
     """iteration_s / baseline_s."""
     peak_slowdown: float
-    """The slowest level's slowdown (for one level: the slowest iteration's)."""
+    """Slowdown of its slowest timing record, spikes left out."""
     lost_s: float
     """Wall seconds over healthy inside the episode, spikes left out."""
     confidence: float

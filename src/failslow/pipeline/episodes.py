@@ -62,12 +62,17 @@ class _Ongoing:
         if len(self.durations) > _MANY:
             del self.durations[::2]
         self.lost_s += self.excess_s(duration_s)
-        self.peak = max(self.peak, duration_s / self.base_s)
+        if not self.is_spike(duration_s):
+            self.peak = max(self.peak, duration_s / self.base_s)
+
+    def is_spike(self, duration_s: float) -> bool:
+        """Whether it is too long even for the episode's present level."""
+        return duration_s >= 2.0 * self.levels[-1][1] * self.base_s
 
     def excess_s(self, duration_s: float) -> float:
         """Seconds an iteration lost; a spike counts as an ordinary one of the episode."""
-        usual_s = self.levels[-1][1] * self.base_s
-        return (duration_s if duration_s < 2.0 * usual_s else usual_s) - self.base_s
+        spiked = self.is_spike(duration_s)
+        return (self.levels[-1][1] * self.base_s if spiked else duration_s) - self.base_s
 
     @property
     def slowdown(self) -> float:
@@ -85,6 +90,20 @@ class EpisodeBook:
         self._ended: tuple[str, float, float] | None = None
         """Of the last episode: id, when it ended, healthy seconds."""
         self.ongoing: _Ongoing | None = None
+        self.held = False
+        """Something is done about the fault: healthy job time does not end the episode."""
+        self._looks_well = False
+        """The detector has said relief while the episode was held."""
+
+    @property
+    def slowdown_now(self) -> float:
+        """Of the present level; 1 outside an episode."""
+        return self.ongoing.levels[-1][1] if self.ongoing else 1.0
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds the present episode has lost."""
+        return self.ongoing.lost_s if self.ongoing else 0.0
 
     @property
     def active(self) -> str | None:
@@ -111,16 +130,21 @@ class EpisodeBook:
         for event in events:
             if event.kind in ("suspected", "cleared"):
                 out += self._suspicion(event, step, find_culprits)
-            elif event.kind == "onset":
+            elif event.kind == "onset" and not self.ongoing:
                 out += self._onset(event, step, find_culprits)
-            elif event.kind == "level" and self.ongoing:
-                self.ongoing.levels.append((self._at(event.first_index).step, event.slowdown))
+            elif event.kind in ("level", "onset") and self.ongoing:
+                self._looks_well = False
                 self.ongoing.culprits = find_culprits(self._extra_s(event))
-                out += self._write("level", step, say="is now")
+                out += self._level(event, step)
+            elif event.kind == "relief" and self.ongoing and self.held:
+                self._looks_well = True
+                out += self._level(event, step)
             elif event.kind == "relief" and self.ongoing:
                 out += self._relief(event, step)
             elif event.kind in ("run", "speedup") and self.ongoing:
                 out += self.abandon(step, event.note or "iterations became faster for good")
+        if self.ongoing and self._looks_well and not self.held:
+            out += self._end(step, past)
         if self.ongoing and step.t - self.ongoing.said_t >= self._update_s:
             out += self._write("update", step)
         return out
@@ -131,7 +155,7 @@ class EpisodeBook:
             return []
         self.ongoing.note = "; ".join(filter(None, (self.ongoing.note, why)))
         out = self._write("abandoned", step, say="is not followed further:")
-        self.ongoing = None
+        self.ongoing, self._looks_well = None, False
         return out
 
     def refresh(self, step: JobStep) -> list[Instruction]:
@@ -196,6 +220,20 @@ class EpisodeBook:
         self.ongoing.culprits = find_culprits(self._extra_s(event))
         return self._write("onset", step, say="has become")
 
+    def _level(self, event: DetectEvent, step: JobStep) -> list[Instruction]:
+        assert self.ongoing is not None
+        self.ongoing.levels.append((self._at(event.first_index).step, max(1.0, event.slowdown)))
+        return self._write("level", step, say="is now")
+
+    def _end(self, step: JobStep, end: _Past) -> list[Instruction]:
+        """What was done is undone, the culprits being well, and so is the job."""
+        episode = self.ongoing
+        assert episode is not None
+        out = self._write("relief", step, end=end, say="is over:")
+        self._ended = (episode.id, end.begin_t, episode.base_s)
+        self.ongoing, self._looks_well = None, False
+        return out
+
     def _relief(self, event: DetectEvent, step: JobStep) -> list[Instruction]:
         episode = self.ongoing
         assert episode is not None
@@ -231,7 +269,6 @@ class EpisodeBook:
         start_s = episode.first.end_s - episode.first.duration_s
         end_s = None if end is None else max(start_s, end.end_s - end.duration_s)
         slowdown = 1.0 if withdrawn else episode.slowdown
-        peak = max(level for _, level in episode.levels)
         record = Episode(
             start_step=episode.first.step,
             end_step=None if end is None else end.step,
@@ -241,7 +278,8 @@ class EpisodeBook:
             iteration_s=slowdown * episode.base_s,
             baseline_s=episode.base_s,
             slowdown=slowdown,
-            peak_slowdown=peak if len(episode.levels) > 1 else episode.peak,
+            # a deeper level looks like spikes until it is known for one
+            peak_slowdown=max(episode.peak, *(level for _, level in episode.levels)),
             lost_s=max(0.0, episode.lost_s),
             confidence=episode.confidence,
             culprits=episode.culprits,
