@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from failslow.config import DetectConfig, RuntimeConfig
+from failslow.config import DecideConfig, DetectConfig, RuntimeConfig
 from failslow.journal import JournalEntry, decode_entry, encode_entry
 from failslow.pipeline import (
     AgentBeat,
@@ -43,7 +43,9 @@ class Scripted:
         launch: str = "launch-1",
         skew_s: float = 0.3,
         alone: bool = False,
+        decide: DecideConfig | None = None,
     ) -> None:
+        self.decide = decide
         self.detect = detect or DetectConfig(min_duration_s=2.0)
         self.runtime = runtime or RuntimeConfig()
         self.now_s = EPOCH
@@ -69,6 +71,7 @@ class Scripted:
             launch=launch,
             detect=self.detect,
             runtime=self.runtime,
+            decide=self.decide,
             since_t=EPOCH - 60.0,
             alone=self.alone,
         )

@@ -65,6 +65,16 @@ class Policy:
         return self._account.level if self._account else "S1"
 
     @property
+    def applied(self) -> Rung:
+        """The level that was carried out last."""
+        return self._account.applied if self._account else "S1"
+
+    @property
+    def episode(self) -> str:
+        """Id of the latest episode; "" before any."""
+        return self._account.episode if self._account else ""
+
+    @property
     def waiting(self) -> bool:
         """A decision is being carried out: nothing is decided before its outcome."""
         return bool(self._account and self._account.pending)

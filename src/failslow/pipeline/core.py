@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from failslow.config import DetectConfig, RuntimeConfig
+from failslow.config import DecideConfig, DetectConfig, RuntimeConfig
 from failslow.detect import Detector
 from failslow.journal import JournalEntry
 from failslow.pipeline.episodes import EpisodeBook
@@ -30,6 +30,7 @@ from failslow.pipeline.messages import (
     Write,
 )
 from failslow.pipeline.past import read_past
+from failslow.pipeline.remedy import Remedy
 from failslow.pipeline.series import JobSeries, JobStep, Worker
 from failslow.records import Culprit, StepSample
 
@@ -73,6 +74,7 @@ class Pipeline:
         launch: str,
         detect: DetectConfig | None = None,
         runtime: RuntimeConfig | None = None,
+        decide: DecideConfig | None = None,
         since_t: float = 0.0,
         alone: bool = False,
     ) -> None:
@@ -87,6 +89,7 @@ class Pipeline:
         )
         self._detector = Detector(self._detect)
         self._episodes = EpisodeBook(self._detect, update_s=self._runtime.update_s)
+        self.remedy = Remedy(decide or DecideConfig())
         self._summaries: dict[int, _Summary] = {}
         self._foreign = False
         self._last: JobStep | None = None
@@ -118,7 +121,7 @@ class Pipeline:
         if isinstance(event, BusReport):
             return self.health.bus(event, now_s)
         if isinstance(event, Report):
-            return []
+            return self.remedy.report(event, now_s) if event.topic in ("steer", "act") else []
         return self._tick(now_s)
 
     def finish(self, now_s: float) -> list[Instruction]:
@@ -136,7 +139,7 @@ class Pipeline:
     def _samples(self, event: WorkerSamples, now_s: float) -> list[Instruction]:
         worker, fresh = self.series.add(event, now_s)
         summary = self._summaries.setdefault(event.rank, _Summary())
-        healthy = not self._detector.suspected
+        healthy = not self._detector.suspected and not self.remedy.holding
         for sample in fresh:
             summary.take(sample)
             if healthy:
@@ -154,6 +157,7 @@ class Pipeline:
             usual_s=self._last.sample.duration_s if self._last else 0.0,
             now_s=now_s,
         )
+        out += self.remedy.tick(now_s)
         if now_s - self._alive_s >= _ALIVE_S:
             out.append(self._controller("alive", now_s, ""))
         return out
@@ -162,7 +166,7 @@ class Pipeline:
         out: list[Instruction] = []
         for step in self.series.close(now_s, thorough=thorough):
             self._advanced_s = now_s
-            found = self._take(step)
+            found = self._take(step, now_s)
             tags = {"workers": step.workers, "healthy_s": self.healthy_iteration_s}
             out.append(Write(kind="step", record=step.sample, t=step.t, tags=tags))
             out += found
@@ -170,7 +174,7 @@ class Pipeline:
 
     # -- the job's series --------------------------------------------------------------------------
 
-    def _take(self, step: JobStep) -> list[Instruction]:
+    def _take(self, step: JobStep, now_s: float) -> list[Instruction]:
         """Give one iteration to the detector."""
         self._last = step
         if self._job_start_t is None:
@@ -179,7 +183,36 @@ class Pipeline:
         if self._foreign and not foreign and step.run is None:
             return []  # it holds an evaluation or a checkpoint, and says so itself
         events = self._detector.update(step.sample, step.run)
-        return self._episodes.take(step, events, self._culprits)
+        self._episodes.held = self.remedy.holding
+        said = self._episodes.take(step, events, self._culprits)
+        return said + self._follow_up(step, said, now_s)
+
+    def _follow_up(self, step: JobStep, said: list[Instruction], now_s: float) -> list[Instruction]:
+        """What an iteration and what was said of it lead to."""
+        out: list[Instruction] = []
+        for instruction in said:
+            if not isinstance(instruction, Write):
+                continue
+            if instruction.event in ("suspected", "onset") and not self.remedy.holding:
+                self.remedy.healthy(self.series.workers.values())
+            elif instruction.event in ("relief", "abandoned"):
+                out += self.remedy.relieved(
+                    str(instruction.tags["id"]),
+                    instruction.record.lost_s,
+                    now_s,
+                    abandoned=instruction.event == "abandoned",
+                )
+        if self._episodes.active:
+            out += self.remedy.pace(
+                step,
+                self.series.workers,
+                episode=self._episodes.active,
+                slowdown=self._episodes.slowdown_now,
+                lost_s=self._episodes.lost_s,
+                healthy_s=self.healthy_iteration_s,
+                now_s=now_s,
+            )
+        return out
 
     def _culprits(self, extra_s: float) -> tuple[Culprit, ...]:
         """Workers whose own compute time grew by half of what the job's iteration grew."""
@@ -257,7 +290,7 @@ class Pipeline:
         if past is None:
             return [self._controller("started", now_s, "watching begins")]
         for entry in past.telling_steps():
-            self._take(self.series.restore_step(entry.record, entry.t))
+            self._take(self.series.restore_step(entry.record, entry.t), now_s)
         for rank, entry in past.workers.items():
             self.series.restore_worker(
                 rank,

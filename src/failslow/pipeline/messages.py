@@ -121,6 +121,12 @@ class Write:
     kind: str
     tags: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def event(self) -> str:
+        """Which turn of a suspicion or an episode it tells: "suspected", "onset" …; "" none."""
+        own = self.record if isinstance(self.record, Mapping) else self.tags
+        return str(own.get("event", ""))
+
 
 @dataclass(frozen=True, slots=True)
 class Say:

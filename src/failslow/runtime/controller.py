@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from failslow.config import DetectConfig, RuntimeConfig, load_config
+from failslow.config import DecideConfig, DetectConfig, RuntimeConfig, load_config
 from failslow.errors import FailslowError, JournalError, TransportError
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
 from failslow.pipeline import BusReport, Instruction, Order, Pipeline, Say, Tick
@@ -147,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runtime = load_config("runtime", RuntimeConfig, environ=environ)
         detect = load_config("detect", DetectConfig, environ=environ)
+        mode = {"mode": environ.get("FAILSLOW_MODE") or None}
+        decide = load_config("decide", DecideConfig, arguments=mode, environ=environ)
         folder = RunFolder(job, environ)
         meet = meeting(job, environ)
         token = folder.token()
@@ -162,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         launch=options.launch,
         detect=detect,
         runtime=runtime,
+        decide=decide,
         # a bus that outlives the job may hold messages of an earlier start of it
         since_t=_started_t(options.launch) - _SKEW_S if meet.serve is None else 0.0,
         alone=meet.alone,

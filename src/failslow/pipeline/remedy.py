@@ -1,0 +1,271 @@
+"""From verdicts to what is done about them, and back once the culprits are well.
+
+In: the job's iterations in an episode, `Verdict`s, letters of rank 0's Coordinator. Out: the
+policy's `Decision`s as journal lines, `Order`s to carry them out, `Outcome`s:
+
+    Order(topic="steer", body={"id": 3, "level": "S2", "plan": {"microbatches": [9, 5, 9, 9], …}})
+    Report(topic="steer", body={"what": "outcome", "id": 3, "level": "S2", "ok": true, …})
+
+While something is done about a fault the job looks healthy and its culprit is not: from then on
+the culprit's own time decides (`CulpritPace`), never the job's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from statistics import median
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from failslow.config import DecideConfig
+from failslow.decide import Event as PolicyEvent
+from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
+from failslow.errors import PlanError
+from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
+from failslow.pipeline.series import JobStep, Worker
+from failslow.records import Command, CulpritPace, Decision, Finding, JobFacts, Outcome, Verdict
+
+__all__ = ["Remedy"]
+
+_PACE_EVERY_S = 0.5
+_ANSWER_S = 60.0
+_SETTLE = 2
+"""Iterations after a change that are slow because of it: groups, caches, pipelines fill."""
+_MEASURED = 10
+_OWN = 5
+"""Iterations whose median is a worker's own time now."""
+_FACTS: TypeAdapter[JobFacts] = TypeAdapter(JobFacts)
+_OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+_COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
+
+
+class Remedy:
+    """Carries out one job's policy."""
+
+    def __init__(self, config: DecideConfig, *, evictions: int = 0) -> None:
+        self._config = config
+        self.facts: JobFacts | None = None
+        self._initial = InForce()
+        self._policy = self._make_policy(None, evictions)
+        self._asked: tuple[int, Decision, float] | None = None
+        """The order that is being carried out: its id, its decision, when it was given."""
+        self._next_id = 1
+        self._findings: dict[str, Finding] = {}
+        self._own_s: dict[int, float] = {}
+        """Healthy seconds per micro-batch of the worker at each position."""
+        self._paced_s = -1.0
+        self._since = 0
+        """Iterations seen since the last change."""
+        self._after_s: list[float] | None = None
+        """Their durations, while what the change left is being measured."""
+
+    @property
+    def holding(self) -> bool:
+        """Something is done about a fault: job time says nothing of its culprits."""
+        return self._policy.applied != "S1" or self._asked is not None
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def report(self, event: Report, now_s: float) -> list[Instruction]:
+        """A letter of the Coordinator, or a person's command."""
+        body = dict(event.body)
+        what = body.pop("what", "")
+        try:
+            if event.topic == "act":
+                return self._decide(_COMMAND.validate_python({"order": body.get("order")}), now_s)
+            if what == "facts":
+                return self._learn_facts(_FACTS.validate_python(_known(body, JobFacts)), now_s)
+            if what == "outcome":
+                number = body.pop("id", None)
+                return self._answer(number, _OUTCOME.validate_python(_known(body, Outcome)), now_s)
+        except (ValidationError, PlanError) as error:
+            first = str(error).splitlines()[0]
+            return [Say(f"a letter of the job's coordinator makes no sense: {first}")]
+        return []
+
+    def verdict(self, verdict: Verdict, now_s: float) -> list[Instruction]:
+        """Culprits were proved, or found well again."""
+        for finding in verdict.findings:
+            self._findings[finding.key] = finding
+        out = self._decide(verdict, now_s)
+        found = {finding.key for finding in verdict.findings}
+        if self.holding:  # what the same benchmarks do not find any more is well
+            for key in self._findings.keys() - found:
+                out += self._decide(CulpritPace(key=key, slowdown=1.0), now_s)
+        return out
+
+    def pace(
+        self,
+        step: JobStep,
+        workers: Mapping[int, Worker],
+        *,
+        episode: str,
+        slowdown: float,
+        lost_s: float,
+        healthy_s: float | None,
+        now_s: float,
+    ) -> list[Instruction]:
+        """An iteration of the job in an episode."""
+        out = self._measure(step, healthy_s, now_s)
+        if now_s - self._paced_s < _PACE_EVERY_S:
+            return out
+        self._paced_s = now_s
+        out += self._decide(Pace(episode=episode, slowdown=slowdown, lost_s=lost_s), now_s)
+        if self.holding and self._asked is None and self._since >= _SETTLE + _OWN:
+            for key, finding in list(self._findings.items()):
+                own = self._own_slowdown(finding, workers)
+                if own is not None:
+                    out += self._decide(CulpritPace(key=key, slowdown=own), now_s)
+        return out
+
+    def healthy(self, workers: Iterable[Worker]) -> None:
+        """In healthy times: remember what each worker's own time is."""
+        for worker in workers:
+            own = [s.compute_s for s in worker.healthy if s.compute_s is not None]
+            if len(own) >= _OWN:
+                self._own_s[worker.rank] = median(own)
+
+    def relieved(
+        self, episode: str, lost_s: float, now_s: float, *, abandoned: bool = False
+    ) -> list[Instruction]:
+        """The episode is over."""
+        event = Relieved(episode=episode, lost_s=lost_s, abandoned=abandoned)
+        out = self._decide(event, now_s)
+        if not self.holding:
+            self._findings = {}
+        return out
+
+    def tick(self, now_s: float) -> list[Instruction]:
+        """Time passed."""
+        if self._asked is not None:
+            number, decision, asked_s = self._asked
+            if now_s - asked_s > _ANSWER_S:
+                outcome = Outcome(
+                    episode=decision.episode,
+                    level=decision.level,
+                    ok=False,
+                    cost_s=0.0,
+                    error=f"the job's coordinator did not answer within {_ANSWER_S:g} s",
+                )
+                return self._answer(number, outcome, now_s)
+            return []
+        due_s = self._policy.due_s()
+        return self._decide(Tick(), now_s) if due_s is not None and now_s >= due_s else []
+
+    # -- the policy --------------------------------------------------------------------------------
+
+    def _make_policy(self, facts: JobFacts | None, evictions: int) -> Policy:
+        planner = LayoutPlanner(facts, self._config)
+        self._initial = planner.initial()
+        return Policy(planner, self._config, evictions=evictions)
+
+    def _learn_facts(self, facts: JobFacts, now_s: float) -> list[Instruction]:
+        if facts == self.facts:
+            return []
+        evictions = self._policy.evictions
+        policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
+        self.facts, self._policy, self._asked = facts, policy, None
+        return [Write(kind="jobfacts", record=facts, t=now_s)]
+
+    def _decide(self, event: PolicyEvent, now_s: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for decision in self._policy.update(event, now_s):
+            out.append(Write(kind="decision", record=decision, t=now_s))
+            out.append(Say(_said(decision)))
+            if decision.apply and decision.plan is not None:
+                out += self._carry_out(decision, now_s)
+        return out
+
+    def _carry_out(self, decision: Decision, now_s: float) -> list[Instruction]:
+        assert decision.plan is not None
+        number, self._next_id = self._next_id, self._next_id + 1
+        self._asked = (number, decision, now_s)
+        body = {"id": number, "level": decision.level, "episode": decision.episode}
+        record = {"what": "ordered", **body, "plan": decision.plan}
+        return [
+            Write(kind="action", record=record, t=now_s),
+            Order(topic="steer", body=body | {"plan": asdict(decision.plan)}),
+        ]
+
+    def _answer(self, number: Any, outcome: Outcome, now_s: float) -> list[Instruction]:
+        if self._asked is None or number != self._asked[0]:
+            return []  # of an order that was given up, or given before a restart
+        decision, self._asked = self._asked[1], None
+        outcome = replace(outcome, episode=decision.episode, level=decision.level)
+        out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
+        how = f"took {outcome.cost_s:.3g} s" if outcome.ok else f"failed: {outcome.error}"
+        out.append(Say(f"{decision.level} {how}"))
+        self._since = 0
+        self._after_s = [] if outcome.ok and decision.level in ("S2", "S3") else None
+        out += self._decide(outcome, now_s)
+        if not self.holding:
+            self._findings = {}
+        return out
+
+    def _measure(self, step: JobStep, healthy_s: float | None, now_s: float) -> list[Instruction]:
+        """What the change left of the slowdown, once enough iterations have shown it."""
+        self._since += 1
+        if self._after_s is None or self._since <= _SETTLE or not healthy_s:
+            return []
+        self._after_s.append(step.sample.duration_s)
+        if len(self._after_s) < _MEASURED:
+            return []
+        outcome = Outcome(
+            episode=self._policy.episode,
+            level=self._policy.applied,
+            ok=True,
+            cost_s=0.0,
+            slowdown=median(self._after_s) / healthy_s,
+        )
+        self._after_s = None
+        out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
+        return [*out, *self._decide(outcome, now_s)]
+
+    # -- culprits' own times -----------------------------------------------------------------------
+
+    def _own_slowdown(self, finding: Finding, workers: Mapping[int, Worker]) -> float | None:
+        """How slow a device or host is by its workers' time per micro-batch; None unknown."""
+        if finding.what == "link" or self.facts is None:
+            return None
+        slow = [
+            own
+            for rank in finding.ranks
+            if rank in workers and (own := self._own_of(workers[rank], self.facts)) is not None
+        ]
+        return max(slow, default=None)
+
+    def _own_of(self, worker: Worker, facts: JobFacts) -> float | None:
+        recent = [s.compute_s for s in worker.recent if s.compute_s is not None][-_OWN:]
+        force, initial = self._policy.in_force, self._initial
+        ranks = force.placement or initial.placement
+        if len(recent) < _OWN or worker.rank not in ranks:
+            return None
+        position = ranks.index(worker.rank)
+        # who computed this part of the model in healthy times tells what it takes
+        usual_s = self._own_s.get(initial.placement[position])
+        replica = position // facts.tp % facts.dp
+        counts, even = force.microbatches, initial.microbatches
+        share = counts[replica] / even[replica] if counts and even and even[replica] else 1.0
+        return median(recent) / (usual_s * share) if usual_s and share > 0.0 else None
+
+
+def _known(body: Mapping[str, Any], cls: Any) -> dict[str, Any]:
+    """The fields of `cls` among `body`: a newer trainer may say more."""
+    return {f.name: body[f.name] for f in fields(cls) if f.name in body}
+
+
+def _said(decision: Decision) -> str:
+    verb = {"stay": "stays at", "restore": "goes back to"}.get(decision.action, "goes to")
+    if decision.plan is not None and not decision.apply:
+        verb = "would go to"
+    text = f"{verb} {decision.level}: {decision.reason}"
+    plan = decision.plan
+    if plan is not None and plan.microbatches:
+        text += f"; micro-batches {list(plan.microbatches)}"
+    if plan is not None and plan.placement:
+        text += f"; workers {list(plan.placement)}"
+    if plan is not None and plan.evict:
+        text += f"; without {', '.join(plan.evict)}"
+    return text
