@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from failslow.errors import ConfigError
 from failslow.steering import SteerMode
@@ -30,6 +30,7 @@ else:  # pragma: no cover
 __all__ = [
     "DecideConfig",
     "DetectConfig",
+    "LocalizeConfig",
     "RuntimeConfig",
     "StageConfig",
     "TrackConfig",
@@ -99,6 +100,53 @@ class RuntimeConfig(StageConfig):
     """...and of all workers together so many a second."""
     update_s: float = Field(10.0, gt=0.0)
     """An ongoing episode's lost time is written this often."""
+
+
+class LocalizeConfig(StageConfig):
+    """How much the search for a culprit may cost. Training is paused in no mode but advise, auto.
+
+    (Whether it may be paused at all is the mode of the stage decide.)
+    """
+
+    reference: bool = True
+    """Benchmark the healthy workers once at start-up, in a pause of a few seconds."""
+    pause_limit_s: float = Field(5.0, gt=0.0, le=60.0)
+    """What a pause may take with its benchmarks, from the last worker's arrival on..."""
+    ready_timeout_s: float = Field(4.0, gt=0.0, le=60.0)
+    """...and what a worker waits at most for the others, and for the word to begin."""
+    prepare_timeout_s: float = Field(30.0, gt=0.0, le=600.0)
+    """From the order to prepare a pause to all workers being at the boundary."""
+    silence_s: float = Field(1.0, gt=0.0, le=10.0)
+    """A worker waits for no agent that has been silent for so long."""
+    pauses_per_hour: int = Field(6, ge=0)
+    """Pauses, those that came to nothing included; the reference is not counted."""
+    max_pause_share: float = Field(0.01, gt=0.0, le=1.0)
+    """Share of an hour's time that pauses may take together."""
+    pause_attempts: int = Field(3, ge=1, le=10)
+    """Boundaries tried before a pause is given up for this time."""
+    gemm_size: int | None = Field(None, ge=16, le=65_536)
+    """Rows and columns of the benchmark's matrices; None: by the device."""
+    gemm_dtype: str | None = None
+    """Name of torch's type of their elements; None: by the device."""
+    gemm_repeats: int | None = Field(None, ge=1, le=1000)
+    """Timed products; None: by the device."""
+    p2p_sizes_bytes: tuple[int, ...] | None = None
+    """Messages sent over each link; None: by the device (GPU: 16, 32 and 64 MB)."""
+    p2p_repeats: int | None = Field(None, ge=1, le=100)
+    """Timed messages of each size; None: by the device."""
+
+    @field_validator("p2p_sizes_bytes", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """The environment has them as "16000000,32000000"."""
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("p2p_sizes_bytes")
+    @classmethod
+    def _check_sizes(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and not all(0 < size <= 1 << 30 for size in value):
+            raise ValueError("must be sizes of 1 to 1073741824 bytes each")
+        return value
 
 
 class DecideConfig(StageConfig):
