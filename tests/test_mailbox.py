@@ -163,3 +163,20 @@ def test_it_is_private_and_says_what_is_wrong(ring: Path, tmp_path: Path) -> Non
         Mailbox.open(other)
     with pytest.raises(CaptureError, match="free space"):
         Mailbox.create(tmp_path / "missing" / "w.ring")
+
+
+def test_who_asks_for_a_topic_leaves_the_others_their_letters(ring: Path) -> None:
+    worker = Mailbox.create(ring)
+    agent = Mailbox.open(mail_path(ring))
+    for number, topic in enumerate(("pause", "steer", "pause", "act")):
+        assert agent.send({"topic": topic, "n": number})
+    assert [letter["n"] for letter in worker.receive("pause")] == [0, 2]
+    assert worker.receive("pause") == []
+    assert agent.send({"topic": "steer", "n": 4})
+    assert [letter["n"] for letter in worker.receive("steer")] == [1, 4]
+    assert [letter["n"] for letter in worker.receive()] == [3]
+    for number in range(1000):  # a topic nobody asks for does not fill the memory
+        assert agent.send({"topic": "nobody", "n": number})
+        worker.receive("pause")
+    assert [letter["n"] for letter in worker.receive("nobody")][-1] == 999
+    assert worker.receive() == []

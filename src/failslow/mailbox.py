@@ -7,10 +7,12 @@ file beside the worker's ring (`….mail`, mode 0600), made by the worker; stand
     worker.send({"topic":"facts","pp":2,…})     agent.send({"topic":"steer","id":3,…})
     worker.receive()  # [{"topic":"steer",…}]   agent.receive()  # [{"topic":"facts",…}]
 
+A process in which several parts read, each its topic, has them ask for it: `receive("steer")`.
 Neither side ever waits for the other: a letter for which there is no room is refused, and its
 sender told. A side that is killed while it writes leaves its letter unsent. Each direction has one
 sender and one reader; the agent may be another process after a restart. `attention` is one word
-that the agent sets and the worker's hook looks at in each call: while it is 0 nothing else is.
+that the agent sets and the worker's hook looks at in each call on all ranks: while it is 0 it
+looks at nothing else. (While a pause is in hand it is the agent's last sign of life.)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import os
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +45,8 @@ _UP: Final = (256, 320, _DOWN[2] + _DOWN[3], 512 * 1024)
 _SIZE: Final = _UP[2] + _UP[3]
 MAX_LETTER: Final = 128 * 1024
 """Bytes of JSON a letter may have."""
+_KEPT: Final = 64
+"""Letters of a topic that wait for its reader; the oldest give way."""
 
 
 def mail_path(ring: Path) -> Path:
@@ -63,7 +68,8 @@ class Mailbox:
         self._words = memoryview(memory)[:512].cast("Q")
         self._is_worker = is_worker
         self._out, self._in = (_UP, _DOWN) if is_worker else (_DOWN, _UP)
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._kept: dict[str, deque[dict[str, Any]]] = {}
         self._pid = os.getpid()
 
     @classmethod
@@ -138,8 +144,22 @@ class Mailbox:
             self._words[head_at // 8] = head + size  # last: now it is sent
         return True
 
-    def receive(self) -> list[dict[str, Any]]:
-        """The letters that have come; what cannot be read is dropped and counted."""
+    def receive(self, topic: str | None = None) -> list[dict[str, Any]]:
+        """The letters that have come; what cannot be read is dropped and counted.
+
+        topic: only letters of it; others stay for whoever asks for theirs, the latest few.
+        """
+        with self._reading:
+            fresh = self._fetch()
+            if topic is None:
+                letters = [letter for kept in self._kept.values() for letter in kept] + fresh
+                self._kept.clear()
+                return letters
+            for letter in fresh:
+                self._kept.setdefault(str(letter.get("topic")), deque(maxlen=_KEPT)).append(letter)
+            return list(self._kept.pop(topic, ()))
+
+    def _fetch(self) -> list[dict[str, Any]]:
         head_at, tail_at, start, room = self._in
         head, tail = self._word(head_at), self._word(tail_at)
         letters: list[dict[str, Any]] = []
