@@ -31,6 +31,10 @@ PERIODS = {
 """Calls of an iteration where the calls alone tell it. `ddp_sync_each` reduces the same two
 buckets in every micro-batch and makes no call of its own at the step: only the mark tells."""
 
+WAITED_UNSEEN = {"ddp", "ddp_accumulate", "evaluation"}
+"""DDP's reducer waits in C++: all that is known of the anchor is its start, when the rank happened
+to be ready. In the others the caller was seen to come back, and each iteration is timed well."""
+
 
 class Recording(NamedTuple):
     calls: NDArray[np.void]
@@ -100,9 +104,12 @@ def test_iterations_are_timed_from_the_calls_alone(
     assert (state.source, state.period_calls, state.run) == ("period", PERIODS[name], 0)
     assert found.first_followed(PERIODS[name]) <= 12
     assert len(found.samples) >= len(recording.ends_s) - 3
-    # The anchor's start is up to 10 ms off the moment the script read its clock, on a machine
-    # with more workers than cores: a median of 100 such iterations is good to 2 %, the sum to 1.
-    assert_timed(found.samples, recording.ends_s, 0.02)
+    assert_timed(found.samples, recording.ends_s, 0.01)
+    if name not in WAITED_UNSEEN:
+        first = len(recording.ends_s) - len(found.samples)
+        true = np.diff(recording.ends_s[first - 1 :])
+        durations = np.array([sample.duration_s for sample in found.samples])
+        assert np.median(np.abs(durations / true - 1.0)) < 0.002
 
 
 @pytest.mark.parametrize("name", ["evaluation", "checkpoint"])
@@ -131,7 +138,8 @@ def test_a_program_that_changes_is_followed_within_12_iterations(
     later = [sample for sample in found.samples if sample.run == last_run]
     assert len(later) >= len(recording.ends_s) - changed - 12
     assert all(sample.calls == 12 for sample in later)
-    assert_timed(later, recording.ends_s, 0.01 if marked else 0.03)
+    # as recorded, this worker was often stopped for tens of milliseconds after its last call
+    assert_timed(later, recording.ends_s, 0.01 if marked else 0.015)
     if marked:
         earlier = [sample for sample in found.samples if sample.run != last_run]
         assert_timed(earlier, recording.ends_s, 0.01)

@@ -2,7 +2,7 @@
 
 In: rows and their symbols, a `Unit`. Out: a `Crossing` each time the anchor call goes by:
 
-    Crossing(start_ns=81_231_004_112, calls=306, ..., foreign=0, clean=True)
+    Crossing(at_ns=81_231_004_112, calls=306, ..., foreign=0, clean=True)
 
 On track each call is the one expected. A call that is not sends the follower astray, until the
 last few calls again match a place in the unit: the very place it left (calls were inserted) or
@@ -37,7 +37,9 @@ _WORD = (1 << 64) - 1
 class Crossing(NamedTuple):
     """The anchor call, or a step mark, went by."""
 
-    start_ns: int
+    at_ns: int
+    """When the caller came back from it. A call starts when its rank happens to be ready; all
+    ranks return when the last one was, and what is left of the iteration is short."""
     calls: int
     moved_bytes: int
     blocked_ns: int
@@ -52,8 +54,9 @@ class Crossing(NamedTuple):
 
 def crossings(rows: Rows) -> list[Crossing]:
     """One for each row."""
-    names = ("start_ns", "calls", "moved_bytes", "blocked_ns", "unwaited")
-    return [Crossing(*row) for row in zip(*(rows[name].tolist() for name in names), strict=True)]
+    blocked_ns = rows["blocked_ns"] + rows["own_ns"]
+    columns = (rows["until_ns"], rows["calls"], rows["moved_bytes"], blocked_ns, rows["unwaited"])
+    return [Crossing(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 class Follower:

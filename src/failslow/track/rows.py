@@ -36,16 +36,20 @@ ROW = np.dtype(
         ("group_size", np.uint32),
         ("size_bytes", np.int64),
         ("start_ns", np.int64),
+        ("until_ns", np.int64),
         ("gap_ns", np.int64),
         ("calls", np.int64),
         ("moved_bytes", np.int64),
         ("blocked_ns", np.int64),
         ("unwaited", np.int64),
+        ("own_ns", np.int64),
     ]
 )
-"""key hashes op, group, peer and size, kind_key the same without the size. gap_ns: since the
-collective before it began. Totals over all before the row: collectives, their bytes, time the
-caller was blocked, and collectives less those somebody was seen to wait for."""
+"""key hashes op, group, peer and size, kind_key the same without the size. until_ns: when the
+caller came back from the call and its wait for it; the start where it was not seen to wait.
+gap_ns: since the collective before it began. Totals over all before the row: collectives, their
+bytes, time the caller was blocked, and collectives less those somebody was seen to wait for.
+own_ns: what of start_ns to until_ns adds to blocked_ns."""
 
 _ODD = tuple(
     np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -132,6 +136,10 @@ class RowMaker:
         until = np.maximum.accumulate(np.concatenate(([self._busy_until_ns], ends)))
         fresh = np.maximum(ends - np.maximum(start[:-1], until[:-1]), 0)
         blocked = self._blocked_ns + np.cumsum(fresh)
+        new = slice(len(start) - len(rows), None)
+        back = is_call & ((calls["wait_ns"] > 0) | (calls["end_ns"] > 0))
+        rows["until_ns"] = np.where(back, end[new], rows["start_ns"])
+        rows["own_ns"] = np.where(back, np.maximum(end - np.maximum(start, until), 0)[new], 0)
         hidden = self._unwaited + np.cumsum(
             (unwaited[:-1] & ~known & ~marked).astype(np.int64) - found[:-1]
         )

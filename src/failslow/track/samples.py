@@ -37,7 +37,7 @@ class SampleMaker:
     @property
     def last_ns(self) -> int:
         """When the last boundary was crossed; before any, long ago."""
-        return -(1 << 62) if self._last is None else self._last.start_ns
+        return -(1 << 62) if self._last is None else self._last.at_ns
 
     def pause(self, start_s: float, end_s: float) -> None:
         """Leave [start_s, end_s) out of the iterations that contain it."""
@@ -65,8 +65,8 @@ class SampleMaker:
             if last is None:
                 self.step = self.step if step is None else step
                 continue
-            elapsed_s = (crossing.start_ns - last.start_ns) / 1e9
-            paused_s = self._paused_s(last.start_ns / 1e9, crossing.start_ns / 1e9)
+            elapsed_s = (crossing.at_ns - last.at_ns) / 1e9
+            paused_s = self._paused_s(last.at_ns / 1e9, crossing.at_ns / 1e9)
             if crossing.opens or elapsed_s <= paused_s:
                 self.step = self.step + self._missed(elapsed_s) if step is None else step
                 continue
@@ -91,7 +91,7 @@ class SampleMaker:
         return StepSample(
             step=self.step,
             duration_s=elapsed_s - paused_s,
-            end_s=now.start_ns / 1e9,
+            end_s=now.at_ns / 1e9,
             work=work,
             run=self.run,
             compute_s=compute_s,

@@ -268,7 +268,7 @@ class PeriodFollower:
         taken = 0
         while taken < len(rows):
             taken += _step(follower, rows[taken : taken + _PIECE])[0]
-        follower.found = [c for c in follower.found if c.start_ns > self._given_ns]
+        follower.found = [c for c in follower.found if c.at_ns > self._given_ns]
         if follower.found:
             follower.found[0] = follower.found[0]._replace(opens=True)
         least = _PROBATION_CALLS if unit.strength == 2 else _WEAK_PROBATION_CALLS
@@ -303,7 +303,7 @@ class PeriodFollower:
         self._trusted = self._trusted or len(self._held) > _SHORT_REPEATS
         if self._held and self._trusted and not self._doubt:
             held, self._held = self._held, []
-            self._given_ns = held[-1].start_ns
+            self._given_ns = held[-1].at_ns
             self._out += [(self.generation, crossing) for crossing in held]
 
     def _start_buffer(self) -> None:

@@ -44,7 +44,7 @@ Source = Literal["step", "optimizer", "period"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """The call whose start is taken for the boundary."""
+    """The call whose return to its caller is taken for the boundary."""
 
     op: str
     group: int
@@ -223,7 +223,7 @@ class Tracker:
         if not marks.locked or before is None:
             return []
         self._source = source
-        if before.start_ns >= self._samples.last_ns:  # else it was timed by another source
+        if before.at_ns >= self._samples.last_ns:  # else it was timed by another source
             self._cross(series, before, None if step is None else step - 1)
         return self._cross(series, crossing, step)
 

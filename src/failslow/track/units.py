@@ -106,7 +106,7 @@ class Unit:
     keys: NDArray[np.uint64]
     """Their symbols."""
     anchor: int
-    """Index of the call whose start is taken for the boundary of iterations."""
+    """Index of the call whose return to its caller is taken for the boundary of iterations."""
     burst_ns: int = 0
     """All calls are alike; the iteration begins with one after at least this gap. 0: unused."""
 
