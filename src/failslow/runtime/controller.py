@@ -24,7 +24,17 @@ from urllib.parse import urlsplit
 from failslow.config import DecideConfig, DetectConfig, RuntimeConfig, load_config
 from failslow.errors import FailslowError, JournalError, TransportError
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
-from failslow.pipeline import BusReport, Instruction, Order, Pipeline, Say, Tick
+from failslow.pipeline import (
+    BusReport,
+    Instruction,
+    Order,
+    Pipeline,
+    Report,
+    Say,
+    Tick,
+    Write,
+)
+from failslow.runtime.acts import take_order
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import Meeting, is_loopback, meeting
 from failslow.runtime.supervise import worker_lives
@@ -72,6 +82,7 @@ class Controller:
         now_s = clock.now_s()
         if now_s - self._report_s >= _REPORT_S:
             self._report_s = now_s
+            self._take_orders(now_s)
             health = self._endpoint.health()
             report = BusReport(
                 refused=health.refused,
@@ -82,6 +93,14 @@ class Controller:
             self._do(self._pipeline.handle(report, now_s))
         self._do(self._pipeline.handle(Tick(), now_s))
         return self._has_job(now_s)
+
+    def _take_orders(self, now_s: float) -> None:
+        """A person overrides the policy."""
+        order = take_order(self._journal.path.parent)
+        if order is not None:
+            self._do([Write(kind="action", record={"what": "act", **order}, t=now_s)])
+            report = Report(node="", topic="act", body={"order": order["order"]})
+            self._do(self._pipeline.handle(report, now_s))
 
     def end(self, now_s: float) -> None:
         """Write the last records."""
