@@ -11,7 +11,7 @@ None):
                "link/inter/rtt_s":[…],"link/inter/rtt_cv":[…]},
      "steady":{"cpu/steal_share":0.0,"net/eth0/tx_errors_per_s":0.0},
      "ranks":{"3":{"series":{"runqueue_share":[…]},"steady":{"throttled_share":0.0}}},
-     "gpus":{"0":{"name":"NVIDIA H200","ranks":[3]}},
+     "gpus":{"0":{"name":"NVIDIA H200","ranks":[3]}}, "addresses":["10.77.0.1"],
      "missing":["no NVML: the module pynvml is not installed"]}
 
 `t` holds at most 120 times (epoch seconds by the node's clock; longer windows are averaged), and
@@ -19,5 +19,101 @@ every list as many values, null where there was none. A series that did not chan
 one number under `steady`. Names are `<source>/<what>` or `<source>/<which>/<what>`; units are their
 endings: `_share` 0..1 of the time, `_s` seconds, `_c` °C, `_w` watts, `_mhz`, `_per_s`, `_cores`
 CPU seconds a second, `_cv` standard deviation over mean; without one it is a plain number. What the
-names mean stands in `failslow.telemetry`.
+names mean stands in `failslow.telemetry`. `gpus` says which workers NVML saw on each (it may not
+see into containers), `addresses` those of the node as its workers' connections show them.
+
+Everything is sampled in a thread of its own: a driver that hangs costs telemetry, not the watching.
 """
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from failslow.pipeline import Order, Report
+from failslow.runtime.duties import Duty, WatchedWorker
+from failslow.telemetry.base import Sampler
+from failslow.telemetry.collect import Collector, node_samplers
+
+__all__ = ["TelemetryDuty"]
+
+_KEEP_S = 600.0
+_PEEK_S = (0.01, 0.09)
+_JOIN_S = 1.0
+
+
+class TelemetryDuty(Duty):
+    """node, job: their names. say: told once what is not to be had here.
+
+    samplers: made from a function that gives rank -> pid of the workers; all there are if left out.
+    """
+
+    topic: ClassVar[str] = "telemetry"
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        job: str = "",
+        say: Callable[[str], None] = lambda _: None,
+        interval_s: float = 1.0,
+        samplers: Callable[[Callable[[], Mapping[int, int]]], Sequence[Sampler]] | None = None,
+    ) -> None:
+        if not 0.05 <= interval_s <= 60:
+            raise ValueError(f"interval_s ({interval_s}) must be from 0.05 to 60 seconds")
+        self._node, self._say, self._interval_s = node, say, interval_s
+        self._workers: Mapping[int, int] = {}
+        made = samplers or (lambda workers: node_samplers(workers, job=job))
+        self.collector = Collector(made(lambda: self._workers), keep=round(_KEEP_S / interval_s))
+        self._orders: list[Order] = []
+        self._said: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def order(self, order: Order, now_s: float) -> None:  # noqa: ARG002  # the protocol's
+        """A window is wanted; the next turn answers."""
+        self._orders.append(order)
+
+    def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:  # noqa: ARG002  # the protocol's
+        """As `Duty.turn`."""
+        self._workers = {w.rank: w.pid for w in workers if not w.ended}
+        if self._workers and self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="failslow-telemetry", daemon=True
+            )
+            self._thread.start()
+        for text in self.collector.missing if self._thread is not None else ():
+            if text not in self._said:
+                self._said.add(text)
+                self._say(text)
+        orders, self._orders = self._orders, []
+        for order in orders:
+            body = self.collector.report(
+                since_t=_time(order.body.get("since_t")),
+                until_t=_time(order.body.get("until_t")),
+                interval_s=self._interval_s,
+            )
+            yield Report(node=self._node, topic=self.topic, body=body)
+
+    def close(self) -> None:
+        """As `Duty.close`."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stopping.wait(random.uniform(*_PEEK_S)):
+            self.collector.peek()
+            now_s = time.monotonic()
+            if now_s >= due_s:
+                due_s = max(due_s + self._interval_s, now_s)
+                if self._workers:
+                    self.collector.take(now_s, t=time.time())
+
+
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,136 @@
+"""The last minutes of every series, in memory of a fixed size.
+
+In: what the samplers gave at a time. Out: windows of it.
+
+    >>> history = History(keep=600)
+    >>> history.add(1745735241.0, {"cpu/busy_share": 0.5})
+    >>> history.add(1745735242.0, {"cpu/busy_share": 0.75, "cpu/steal_share": 0.0})
+    >>> window = history.window()
+    >>> window.t, window.series["cpu/steal_share"]
+    (array([1.74573524e+09, 1.74573524e+09]), array([nan,  0.]))
+    >>> history.window(1745735242.0).shrunk(120).series["cpu/busy_share"]
+    array([0.75])
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["History", "Window"]
+
+Floats = NDArray[np.float64]
+_COLUMNS = 64
+_MOST_SERIES = 4096
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some minutes of telemetry."""
+
+    t: Floats
+    """Epoch seconds, rising, shape (n,)."""
+    series: Mapping[str, Floats]
+    """By name, shape (n,); NaN where there was no value."""
+
+    def shrunk(self, points: int) -> Window:
+        """At most `points` times: means over equal numbers of neighbours."""
+        n = len(self.t)
+        each = -(-n // points) if n else 1
+        if each <= 1:
+            return self
+        return Window(
+            _means(self.t, each), {name: _means(x, each) for name, x in self.series.items()}
+        )
+
+
+class History:
+    """keep: samples. A series that has no value in any of them is forgotten."""
+
+    def __init__(self, keep: int = 600) -> None:
+        if keep < 1:
+            raise ValueError(f"keep ({keep}) must be at least 1: how many samples stay")
+        self._keep = keep
+        self._t = np.full(keep, np.nan)
+        self._values = np.full((keep, _COLUMNS), np.nan, dtype=np.float32)
+        self._columns: dict[str, int] = {}
+        self._free = list(range(_COLUMNS - 1, -1, -1))
+        self._next = self._count = 0
+
+    def add(self, t: float, values: Mapping[str, float]) -> None:
+        """The sample of time `t`, epoch seconds; beyond `keep` the oldest goes."""
+        row = self._next
+        self._t[row] = t
+        self._values[row] = np.nan
+        self._next = (row + 1) % self._keep
+        self._count = min(self._count + 1, self._keep)
+        for name, value in values.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._take(name)
+                if column is None:
+                    continue
+            self._values[row, column] = value
+
+    def window(self, since_t: float | None = None, until_t: float | None = None) -> Window:
+        """Samples from `since_t` to `until_t`, both included; None: as far as there are any.
+
+        Series without any value in it are left out.
+        """
+        order = (np.arange(self._count) + self._next - self._count) % self._keep
+        t = self._t[order]
+        inside = np.ones(len(t), dtype=bool)
+        if since_t is not None:
+            inside &= t >= since_t
+        if until_t is not None:
+            inside &= t <= until_t
+        rows = order[inside]
+        names = sorted(self._columns)
+        columns = np.array([self._columns[name] for name in names], dtype=np.intp)
+        block = self._values[np.ix_(rows, columns)]
+        series = {
+            name: block[:, i].astype(np.float64)
+            for i, name in enumerate(names)
+            if not np.isnan(block[:, i]).all()
+        }
+        return Window(t[inside], series)
+
+    @property
+    def size_bytes(self) -> int:
+        """What is allocated."""
+        return self._t.nbytes + self._values.nbytes
+
+    def _take(self, name: str) -> int | None:
+        """A column for a new series; None at 4,096 series, which no node has by rights."""
+        if not self._free:
+            self._let_go()
+        if not self._free:
+            width = self._values.shape[1]
+            if width >= _MOST_SERIES:
+                return None
+            wider = np.full((self._keep, 2 * width), np.nan, dtype=np.float32)
+            wider[:, :width] = self._values
+            self._values = wider
+            self._free = list(range(2 * width - 1, width - 1, -1))
+        column = self._free.pop()
+        self._columns[name] = column
+        return column
+
+    def _let_go(self) -> None:
+        for name, column in list(self._columns.items()):
+            if np.isnan(self._values[:, column]).all():
+                del self._columns[name]
+                self._free.append(column)
+
+
+def _means(x: Floats, each: int) -> Floats:
+    padded = np.full(-(-len(x) // each) * each, np.nan)
+    padded[: len(x)] = x
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a mean of nothing is nothing
+        means: Floats = np.nanmean(padded.reshape(-1, each), axis=1)
+    return means
