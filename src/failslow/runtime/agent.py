@@ -29,6 +29,7 @@ from failslow.pipeline import AgentBeat
 from failslow.records import StepSample
 from failslow.runtime.bus import Bus
 from failslow.runtime.duties import Duty
+from failslow.runtime.duty_telemetry import TelemetryDuty
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import Follower, NodeWatch
@@ -230,6 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         journal=JournalWriter(Path(environ["FAILSLOW_DIR"]) / file),
         blind_after_s=runtime.blind_after_s,
         metrics=metrics,
+        duties=[
+            TelemetryDuty(node=node, job=job, say=_say),
+        ],
     )
     server = metrics.serve() if metrics is not None else None
     while agent.turn(time.monotonic()) and not stopping.wait(runtime.poll_s):

@@ -42,6 +42,8 @@ __all__ = ["TelemetryDuty"]
 
 _KEEP_S = 600.0
 _PEEK_S = (0.01, 0.09)
+_ASK_S = 5.0
+"""What is missing is asked for this often."""
 _JOIN_S = 1.0
 
 
@@ -70,6 +72,7 @@ class TelemetryDuty(Duty):
         self.collector = Collector(made(lambda: self._workers), keep=round(_KEEP_S / interval_s))
         self._orders: list[Order] = []
         self._said: set[str] = set()
+        self._asked_s = -1e9
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -77,7 +80,7 @@ class TelemetryDuty(Duty):
         """A window is wanted; the next turn answers."""
         self._orders.append(order)
 
-    def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:  # noqa: ARG002  # the protocol's
+    def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:
         """As `Duty.turn`."""
         self._workers = {w.rank: w.pid for w in workers if not w.ended}
         if self._workers and self._thread is None:
@@ -85,10 +88,12 @@ class TelemetryDuty(Duty):
                 target=self._run, name="failslow-telemetry", daemon=True
             )
             self._thread.start()
-        for text in self.collector.missing if self._thread is not None else ():
-            if text not in self._said:
-                self._said.add(text)
-                self._say(text)
+        if self._thread is not None and now_s - self._asked_s >= _ASK_S:
+            self._asked_s = now_s
+            for text in self.collector.missing:
+                if text not in self._said:
+                    self._said.add(text)
+                    self._say(text)
         orders, self._orders = self._orders, []
         for order in orders:
             body = self.collector.report(
