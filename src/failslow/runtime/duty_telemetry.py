@@ -31,7 +31,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from failslow.pipeline import Order, Report
 from failslow.runtime.duties import Duty, WatchedWorker
@@ -79,6 +79,12 @@ class TelemetryDuty(Duty):
     def order(self, order: Order, now_s: float) -> None:  # noqa: ARG002  # the protocol's
         """A window is wanted; the next turn answers."""
         self._orders.append(order)
+
+    def observe(self, worker: WatchedWorker) -> None:
+        """Calls are no business of this duty, nor are..."""
+
+    def letter(self, worker: WatchedWorker, letter: dict[str, Any], now_s: float) -> None:
+        """...letters."""
 
     def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:
         """As `Duty.turn`."""
