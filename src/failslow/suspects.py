@@ -33,8 +33,10 @@ class CallCell:
     """What torch calls the group: its description, else its name."""
     op: str
     size_bytes: int
+    """0: it differs from one iteration to the next."""
     position: int
-    """Ordinal among the calls of this group, op and size in one iteration."""
+    """Ordinal among the calls of this group, op, size and peer in one iteration. A cell may stand
+    for several in a row: as many as `calls` over the profile's iterations."""
     peer: int | None = None
     """Root, or the other side of a send or recv, as a global rank."""
     calls: int
@@ -48,6 +50,13 @@ class CallCell:
     """From the end of the worker's call before it to its start: the worker's own time."""
     spread_s: float = 0.0
     """Median absolute deviation of the duration (of the wait where that is unknown)."""
+    least_s: float | None = None
+    """The duration of the shortest tenth of the calls: what it takes when nobody is late."""
+    hidden_s: float = 0.0
+    """Part of `wait_s` in which nobody was seen to wait, but may have: it was complete before the
+    worker went on."""
+    overlap: float = 0.0
+    """Share of the calls the worker went on without, before they were complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
