@@ -116,7 +116,7 @@ class LocalizeConfig(StageConfig):
     """...and what a worker waits at most for the others, and for the word to begin."""
     prepare_timeout_s: float = Field(30.0, gt=0.0, le=600.0)
     """From the order to prepare a pause to all workers being at the boundary."""
-    silence_s: float = Field(1.0, gt=0.0, le=10.0)
+    silence_s: float = Field(1.5, gt=0.0, le=10.0)
     """A worker waits for no agent that has been silent for so long."""
     pauses_per_hour: int = Field(6, ge=0)
     """Pauses, those that came to nothing included; the reference is not counted."""
