@@ -1,0 +1,127 @@
+"""How the workers of a pause find each other and keep in step, over the training's own store.
+
+In: that store. Out: a clone of it (a connection and time-outs of our own: the training's are not
+touched), under a prefix no other pause has, used only in a thread that can be left behind:
+
+    /default_pg/0//failslow/pause-7/done/3/5       rank 5 is through with stage 3
+    /default_pg/0//failslow/pause-7/pair/0-2/…     the address of rank 0 for rank 2
+
+There is no barrier: a stage begins when those in the one before are through, or its limit is over,
+and who was once missed is not waited for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch.distributed import distributed_c10d as c10d
+
+from failslow.localize.benchmarks.helper import Helper, Lost
+
+__all__ = ["MOST_AWAITED", "Meeting", "NoMeeting"]
+
+T = TypeVar("T")
+MOST_AWAITED = 64
+"""A stage with more workers is waited for by nobody: each would ask for each."""
+_GRACE_S = 0.2
+"""The helper's answer may come so much later than the time-out of what it does."""
+
+
+class NoMeeting(Exception):
+    """There is no store to meet at, or it does not answer."""
+
+
+class Meeting:
+    """One worker's part in one pause's meeting. Raises NoMeeting where nothing can be had."""
+
+    def __init__(
+        self, store_or_group: Any, *, name: str, rank: int, helper: Helper, limit_s: float
+    ) -> None:
+        self.missed: set[int] = set()
+        """Ranks that did not finish a stage in its time."""
+        self._rank = rank
+        self._helper = helper
+        try:
+            store = _store_of(store_or_group)
+            self._store = self._call(lambda: _own(store, name), limit_s, "connecting to the store")
+        except (Lost, RuntimeError, ValueError, KeyError) as error:
+            raise NoMeeting(str(error)) from None
+
+    def finish(self, stage: int) -> None:
+        """Say that this rank is through with a stage."""
+        self._call(lambda: self._store.set(f"done/{stage}/{self._rank}", "1"), 0.5, "the store")
+
+    def await_others(self, stage: int, ranks: Iterable[int], limit_s: float) -> None:
+        """Until those ranks are through with a stage, or the time is over."""
+        others = [rank for rank in ranks if rank != self._rank and rank not in self.missed]
+        if not others or len(others) > MOST_AWAITED:
+            return
+        keys = {rank: f"done/{stage}/{rank}" for rank in others}
+
+        def wait() -> set[int]:
+            try:
+                self._store.wait(list(keys.values()), timedelta(seconds=max(0.001, limit_s)))
+            except RuntimeError:
+                return {rank for rank, key in keys.items() if not self._store.check([key])}
+            return set()
+
+        self.missed |= self._call(wait, limit_s, "the store")
+
+    def connect(self, peer: int, make: Callable[[Any, float], T], limit_s: float) -> T:
+        """What `make(store, limit_s)` builds once both ends of a pair are there.
+
+        Raises NoMeeting where the peer does not come.
+        """
+        low, high = sorted((self._rank, peer))
+        pair = c10d.PrefixStore(f"pair/{low}-{high}", self._store)
+        until_s = time.monotonic() + limit_s
+
+        def build() -> T:
+            # what is built may not be interruptible, so first see that both have come
+            pair.set(f"here/{self._rank}", "1")
+            try:
+                pair.wait([f"here/{peer}"], timedelta(seconds=max(0.001, limit_s)))
+            except RuntimeError:
+                raise NoMeeting(f"rank {peer} did not come within {limit_s:.1f} s") from None
+            return make(pair, max(0.05, until_s - time.monotonic()))
+
+        try:
+            return self._call(build, limit_s, f"connecting to rank {peer}")
+        except Lost as error:
+            raise NoMeeting(str(error)) from None
+
+    def close(self) -> None:
+        """Give the connection back."""
+        store, self._store = self._store, None
+
+        def forget() -> None:
+            nonlocal store
+            store = None
+
+        self._call(forget, 0.5, "closing the store")
+
+    def _call(self, work: Callable[[], T], limit_s: float, what: str) -> T:
+        return self._helper.call(work, limit_s=limit_s + _GRACE_S, what=what)
+
+
+def _store_of(store_or_group: Any) -> Any:
+    """The store itself, that of a process group, or for None that of the training."""
+    if store_or_group is None:
+        if not c10d.is_initialized():
+            raise ValueError("torch.distributed is not initialised: there is no store to meet at")
+        return c10d._get_default_store()
+    if isinstance(store_or_group, c10d.Store):
+        return store_or_group
+    return c10d._world.pg_map[store_or_group][1]
+
+
+def _own(store: Any, name: str) -> Any:
+    """A connection of our own where the kind of store has them."""
+    # HashStore, FileStore and older torch have none; each wait has its own limit anyway
+    with contextlib.suppress(RuntimeError, AttributeError):
+        store = store.clone()
+    return c10d.PrefixStore(f"failslow/{name}", store)

@@ -1,0 +1,177 @@
+"""How long a directed link takes for messages of several sizes.
+
+In: two workers and their channel. Out: one result a size, made by the receiving side:
+
+    {"size_bytes":4194304,"seconds":0.0341,"min_s":0.0339,"median_s":0.0341,"repeats":3,…}
+
+The receiver asks for each message by its size and times it from asking to having it, so the two
+clocks are never compared, and a worker that is scheduled late makes a message look longer, never
+shorter. The channel is a process group of just these two, made for the pause: whatever is cut off
+by its limit breaks nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from failslow.localize.benchmarks.compute import summarize
+
+__all__ = ["Channel", "open_channel", "receive_all", "send_all"]
+
+
+class Channel(Protocol):
+    """One end of a connection of two; a call that takes longer than its limit raises, and the
+    channel is of no use afterwards."""
+
+    @abstractmethod
+    def send(self, message: torch.Tensor, limit_s: float) -> None:
+        """Until it may be overwritten."""
+        ...
+
+    @abstractmethod
+    def receive(self, message: torch.Tensor, limit_s: float) -> None:
+        """Until it is all there."""
+        ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give it up, whatever is under way."""
+        ...
+
+
+def open_channel(store: Any, side: int, limit_s: float, device: torch.device) -> Channel:
+    """Connect with the other side (0 or 1) through `store`. Raises RuntimeError.
+
+    NCCL on CUDA devices, else gloo over the interfaces of GLOO_SOCKET_IFNAME.
+    """
+    if device.type == "cuda":
+        return _NcclChannel(store, side, device)
+    return _GlooChannel(store, side, limit_s)
+
+
+class _GlooChannel:
+    def __init__(self, store: Any, side: int, limit_s: float) -> None:
+        self._peer = 1 - side
+        timeout = timedelta(seconds=max(0.05, limit_s))
+        # the class itself: torch's registry of groups knows nothing of it
+        self._group: Any = dist.ProcessGroupGloo(store, side, 2, timeout)
+
+    def send(self, message: torch.Tensor, limit_s: float) -> None:
+        work = self._group.send([message], self._peer, 0)
+        work.wait(timedelta(seconds=max(0.001, limit_s)))
+
+    def receive(self, message: torch.Tensor, limit_s: float) -> None:
+        work = self._group.recv([message], self._peer, 0)
+        work.wait(timedelta(seconds=max(0.001, limit_s)))
+
+    def close(self) -> None:
+        del self._group
+
+
+class _NcclChannel:
+    """Written to NCCL's documentation; no GPU was at hand to run it on."""
+
+    def __init__(self, store: Any, side: int, device: torch.device) -> None:
+        self._peer, self._device = 1 - side, device
+        options = dist.ProcessGroupNCCL.Options()
+        # long: a work that outlives it would have the watchdog end the trainer. The limits here
+        # are our own, and abort the communicator
+        options._timeout = timedelta(hours=1)
+        self._group: Any = dist.ProcessGroupNCCL(store, side, 2, options)
+
+    def send(self, message: torch.Tensor, limit_s: float) -> None:
+        self._finish(self._group.send([message], self._peer, 0), limit_s)
+
+    def receive(self, message: torch.Tensor, limit_s: float) -> None:
+        self._finish(self._group.recv([message], self._peer, 0), limit_s)
+
+    def _finish(self, work: Any, limit_s: float) -> None:
+        until_s = time.perf_counter() + limit_s
+        while not work.is_completed():  # of the device; asking is all the waiting there is
+            if time.perf_counter() > until_s:
+                self._group.abort()
+                raise RuntimeError(f"Timed out after {limit_s:.2f} s")
+        work.wait()  # what follows on this stream comes after it
+
+    def close(self) -> None:
+        self._group.abort()
+        del self._group
+
+
+def send_all(
+    channel: Channel, *, sizes_bytes: Sequence[int], until_s: float, device: torch.device
+) -> None:
+    """Send what the other side asks for until it asks for nothing. Raises RuntimeError.
+
+    until_s: on the clock of time.perf_counter.
+    """
+    buffer = torch.ones(max(sizes_bytes), dtype=torch.uint8, device=device)
+    asked = torch.zeros(1, dtype=torch.int64, device=device)
+    while True:
+        channel.receive(asked, until_s - time.perf_counter())
+        size = int(asked.item())
+        if not 0 < size <= len(buffer):
+            return
+        channel.send(buffer[:size], until_s - time.perf_counter())
+
+
+def receive_all(
+    channel: Channel,
+    *,
+    sizes_bytes: Sequence[int],
+    repeats: int,
+    until_s: float,
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """Ask for messages, the small ones first, as long as they can be expected in time.
+
+    What was cut off has `at_least_s` instead of `seconds`; larger sizes are not tried then.
+    """
+    sizes = sorted(sizes_bytes)
+    buffer = torch.zeros(sizes[-1], dtype=torch.uint8, device=device)
+    asked = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def ask(size: int) -> float:
+        begin_s = time.perf_counter()
+        asked.fill_(size)
+        channel.send(asked, until_s - begin_s)
+        if size:
+            channel.receive(buffer[:size], until_s - time.perf_counter())
+        return time.perf_counter() - begin_s
+
+    results: list[dict[str, Any]] = []
+    size, begin_s = sizes[0], time.perf_counter()
+    try:
+        last_s = ask(size)  # not counted: connections start slowly
+        last_size = size
+        for size in sizes:
+            times_s: list[float] = []
+            for _ in range(repeats):
+                begin_s = time.perf_counter()
+                # as it went just now: better to stop in time than to be cut off
+                if begin_s + 0.9 * last_s * size / last_size > until_s:
+                    break
+                last_s, last_size = ask(size), size
+                times_s.append(last_s)
+            if times_s:
+                results.append({"size_bytes": size, **summarize(times_s), "error": ""})
+            if len(times_s) < repeats:
+                break
+        ask(0)
+    except RuntimeError as error:
+        results.append(
+            {
+                "size_bytes": size,
+                "seconds": None,
+                "at_least_s": round(time.perf_counter() - begin_s, 4),
+                "error": str(error).splitlines()[0][:200],
+            }
+        )
+    return results
