@@ -1,0 +1,261 @@
+"""Why a component is slow: the telemetry around onset, weighed for each cause of the field study.
+
+In: a proven `Finding`, the telemetry of the nodes concerned (bodies of reports with the node's
+name, as a journal keeps them), the times of onset and relief. Out: the `Finding` with its cause and
+the facts for and against:
+
+    Finding(what="host", …, cause="CPU contention", evidence=(
+        "For CPU contention: rank 3 waited for a core 0.41 s/s, before 0.01 s/s (+52 MADs, at
+         onset).", "Against device degradation: its control group's quota kept from rank 3 0 s/s,
+         before 0 s/s."))
+
+Where workers compute on the CPU, contention slows the benchmark of the "device" as well. There a
+quota or signals that hold the worker stand for a degraded device, and waiting for cores that others
+use makes a finding of a device one of its host, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from failslow.localize.cues import (
+    ecn_cues,
+    gpu_cues,
+    interface_cues,
+    node_contention,
+    quota_cue,
+    speed_cue,
+    stop_cue,
+    traffic_cues,
+    wait_cue,
+)
+from failslow.localize.facts import CONGESTION, CONTENTION, DEGRADATION, Cue, Fact, weigh
+from failslow.localize.windows import Floats, NodeWindow
+from failslow.steering import Finding, Measurement
+
+__all__ = ["explain", "explain_all", "job_cause"]
+
+_MOST_FACTS = 10
+_SEVERAL = "several at once"
+
+
+def explain(
+    finding: Finding,
+    windows: Iterable[Mapping[str, Any]],
+    *,
+    onset_t: float,
+    relief_t: float | None = None,
+) -> Finding:
+    """`finding` with its cause, the facts, and what was measured; `what` may become device or host.
+
+    windows: bodies of telemetry reports, each with "node" (`runtime.duty_telemetry`), of nodes
+    concerned or not. Times are epoch seconds. The cause is one of "CPU contention", "device
+    degradation", also "(thermal)", "(power)", "(clocks)", "(quota)", "(stopped by signals)",
+    "(link speed)", "network congestion", "several at once: …", or "" where nothing tells; a slow
+    GPU is "device degradation" whatever telemetry says: its benchmark has proved it.
+    """
+    nodes = [NodeWindow.of(body) for body in windows]
+    weighing = _Weighing(onset_t, relief_t)
+    if finding.what == "link":
+        facts = list(_of_link(finding, nodes, weighing))
+    else:
+        facts = list(_of_worker(finding, nodes, weighing))
+    if not facts:
+        text = "No telemetry of its node tells why."
+        cause = DEGRADATION if _is_gpu(finding, nodes) and finding.what == "device" else ""
+        return replace(finding, cause=finding.cause or cause, evidence=(*finding.evidence, text))
+    decided = [fact for fact in facts if fact.speaks == "for" and fact.cue.decides]
+    what = finding.what
+    if what != "link" and not _is_gpu(finding, nodes):
+        what = _stand_in(what, decided)
+    if what == "device" and _is_gpu(finding, nodes):
+        decided = [fact for fact in decided if fact.cue.cause == DEGRADATION]
+        cause = _cause(decided) or DEGRADATION
+    else:
+        cause = _cause(decided)
+    return replace(
+        finding,
+        what=what,
+        cause=cause,
+        evidence=(*finding.evidence, *_sentences(facts, nodes, finding)),
+        measurements=(*finding.measurements, *(_measured(fact) for fact in decided)),
+    )
+
+
+def explain_all(
+    findings: Sequence[Finding],
+    windows: Sequence[Mapping[str, Any]],
+    *,
+    onset_t: float,
+    relief_t: float | None = None,
+) -> tuple[Finding, ...]:
+    """`explain` of each; what turned out to be the same host several times is one finding of it."""
+    found: dict[str, Finding] = {}
+    for finding in findings:
+        told = explain(finding, windows, onset_t=onset_t, relief_t=relief_t)
+        other = found.get(told.key) if told.what == "host" and told.host else None
+        found[told.key] = told if other is None else _united(other, told)
+    return tuple(found.values())
+
+
+def job_cause(findings: Sequence[Finding]) -> str:
+    """One cause for a job, as in the field study: a class, "several at once: …", or "unknown".
+
+    >>> job_cause([])
+    'unknown'
+    """
+    classes = [
+        cause
+        for cause in (CONTENTION, DEGRADATION, CONGESTION)
+        if any(cause in finding.cause for finding in findings)
+    ]
+    if not classes:
+        return "unknown"
+    return classes[0] if len(classes) == 1 else f"{_SEVERAL}: {', '.join(classes)}"
+
+
+class _Weighing:
+    def __init__(self, onset_t: float, relief_t: float | None) -> None:
+        self._weigh = partial(weigh, onset_t=onset_t, relief_t=relief_t)
+
+    def __call__(self, cue: Cue, t: Floats, x: Floats | None) -> Iterator[Fact]:
+        fact = self._weigh(cue, t, x)
+        if fact is not None:
+            yield fact
+
+
+def _of_worker(
+    finding: Finding, nodes: Sequence[NodeWindow], weighing: _Weighing
+) -> Iterator[Fact]:
+    gpu_job = _is_gpu(finding, nodes)
+    for node in nodes:
+        ranks = [rank for rank in finding.ranks if rank in node.ranks]
+        if not ranks:
+            continue
+        for rank in ranks:
+            held = node.of_rank(rank, "throttled_cores")
+            waited = node.of_rank(rank, "runqueue_cores")
+            if waited is not None and held is not None:
+                # the kernel counts threads held by a quota as waiting
+                waited = np.where(np.isnan(held), waited, np.maximum(0.0, waited - held))
+            yield from weighing(wait_cue(rank), node.t, waited)
+            quota = quota_cue(rank, CONTENTION if gpu_job else DEGRADATION)
+            yield from weighing(quota, node.t, held)
+            if not gpu_job:
+                yield from weighing(stop_cue(rank), node.t, node.of_rank(rank, "stopped_share"))
+            for gpu in node.gpus(rank):
+                for name, cue in gpu_cues(gpu):
+                    yield from weighing(cue, node.t, node.series(name))
+        for name, cue in node_contention(node.node or "its node"):
+            yield from weighing(cue, node.t, node.series(name))
+
+
+def _of_link(finding: Finding, nodes: Sequence[NodeWindow], weighing: _Weighing) -> Iterator[Fact]:
+    senders = [node for node in nodes if set(node.ranks) & set(finding.ranks)]
+    receivers = [node for node in nodes if set(node.ranks) & set(finding.peer_ranks)]
+    for node in senders:
+        others = [r for r in receivers if r is not node]
+        peers = [(a, r.node) for r in others for a in r.addresses]
+        known = [(f"peer/{a}", name) for a, name in peers if any(node.names(f"peer/{a}/"))]
+        for key, name in known or [("link/inter", finding.peer_host or "other hosts")]:
+            for series, cue in traffic_cues(key, f"from {node.node or 'here'} to {name}"):
+                yield from weighing(cue, node.t, node.series(series))
+    for node in dict.fromkeys((*senders, *receivers)):
+        for port in sorted({name.rsplit("/", 1)[0] for name in node.names("rdma/")}):
+            if finding.nic and finding.nic.split(":")[0] not in port:
+                continue
+            for series, cue in (
+                *ecn_cues(port),
+                (f"{port}/speed_bits_per_s", speed_cue(port.removeprefix("rdma/"))),
+            ):
+                told = replace(cue, text=f"{node.node}: {cue.text}") if node.node else cue
+                yield from weighing(told, node.t, node.series(series))
+        for interface in sorted({name.rsplit("/", 1)[0] for name in node.names("net/")}):
+            for series, cue in interface_cues(interface):
+                told = replace(cue, text=f"{node.node}: {cue.text}") if node.node else cue
+                yield from weighing(told, node.t, node.series(series))
+    for node in senders:
+        for rank in sorted(set(node.ranks) & set(finding.ranks)):
+            waited = node.of_rank(rank, "runqueue_cores")
+            yield from weighing(replace(wait_cue(rank), decides=False), node.t, waited)
+
+
+def _is_gpu(finding: Finding, nodes: Sequence[NodeWindow]) -> bool:
+    """Whether the worker computes on a GPU, by the finding's words, else by NVML."""
+    if finding.device:
+        return not finding.device.lower().startswith("cpu")
+    return any(node.gpu_count for node in nodes if set(node.ranks) & set(finding.ranks))
+
+
+def _stand_in(
+    what: Literal["device", "host", "link"], decided: Sequence[Fact]
+) -> Literal["device", "host", "link"]:
+    """Where the processor is the device: what holds the worker more, its limits or its neighbours.
+
+    Both are seconds a second it was kept from computing.
+    """
+    held = sum(f.step.during - f.step.before for f in decided if f.cue.cause == DEGRADATION)
+    waited = sum(f.step.during - f.step.before for f in decided if f.cue.cause == CONTENTION)
+    if held == waited:
+        return what
+    return "device" if held > waited else "host"
+
+
+def _cause(decided: Sequence[Fact]) -> str:
+    """The one with its details; several where the weaker takes at least half of the stronger."""
+    found: dict[str, list[Fact]] = {}
+    for fact in decided:
+        found.setdefault(fact.cue.cause, []).append(fact)
+    if not found:
+        return ""
+    weights = {cause: sum(f.weight for f in facts) for cause, facts in found.items()}
+    most = max(weights.values())
+    named = [cause for cause in found if 2 * weights[cause] >= most]
+    texts = []
+    for cause in named:
+        details = list(dict.fromkeys(f.cue.detail for f in found[cause] if f.cue.detail))
+        # the reason says more than the clocks that follow from it
+        details = [d for d in details if d != "clocks"] or details
+        texts.append(f"{cause} ({', '.join(details)})" if details else cause)
+    return texts[0] if len(texts) == 1 else f"{_SEVERAL}: {', '.join(texts)}"
+
+
+def _sentences(
+    facts: Sequence[Fact], nodes: Sequence[NodeWindow], finding: Finding
+) -> Iterator[str]:
+    """The facts for first, the strongest of each kind; then what could not be seen."""
+    order = {"for": 0, "neither": 1, "against": 2}
+    ranked = sorted(facts, key=lambda f: (order[f.speaks], not f.cue.decides, -f.weight))
+    yield from (fact.sentence for fact in ranked[:_MOST_FACTS])
+    if len(ranked) > _MOST_FACTS:
+        yield f"{len(ranked) - _MOST_FACTS} more series did not change with onset."
+    for node in nodes:
+        if set(node.ranks) & {*finding.ranks, *finding.peer_ranks}:
+            for text in node.missing:
+                if ("RDMA" in text) == (finding.what == "link"):
+                    yield f"Not seen on {node.node or 'its node'}: {text}."
+
+
+def _measured(fact: Fact) -> Measurement:
+    return Measurement(
+        what=fact.cue.text,
+        value=fact.step.during * fact.cue.scale,
+        unit=fact.cue.unit.strip(),
+        expected=fact.step.before * fact.cue.scale,
+    )
+
+
+def _united(one: Finding, two: Finding) -> Finding:
+    return replace(
+        one,
+        ranks=tuple(sorted({*one.ranks, *two.ranks})),
+        slowdown=max(one.slowdown, two.slowdown),
+        cause=one.cause or two.cause,
+        measurements=tuple(dict.fromkeys((*one.measurements, *two.measurements))),
+        evidence=tuple(dict.fromkeys((*one.evidence, *two.evidence))),
+    )
