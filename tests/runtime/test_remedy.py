@@ -31,24 +31,34 @@ class Steered(Scripted):
     refuses = ""
 
     def begin(self, launch: str, entries: Any = ()) -> None:
-        super().begin(launch, entries)
-        self.counts = EVEN
-        self.slow = [1.0] * 4
-        self.orders: list[Order] = []
+        first = not self.out
         self.read = len(self.out)
+        super().begin(launch, entries)
+        if first:
+            self.counts = EVEN
+            self.slow = [1.0] * 4
+            self.orders: list[Order] = []
+            self.restarts: list[Order] = []
+        self.obey()
 
     def give(self, event: Any) -> None:
         super().give(event)
+        self.obey()
+
+    def obey(self) -> None:
+        """Do as the orders say that have come since."""
         new, self.read = self.out[self.read :], len(self.out)
         for order in new:
-            if isinstance(order, Order) and order.topic == "steer":
+            if isinstance(order, Order) and order.topic == "restart":
+                self.restarts.append(order)
+            elif isinstance(order, Order) and order.topic == "steer":
                 self.orders.append(order)
                 if self.answers:
                     self.answer(order)
 
     def answer(self, order: Order) -> None:
         body = order.body
-        if not self.refuses:
+        if not self.refuses and body["plan"]["microbatches"]:
             self.counts = tuple(body["plan"]["microbatches"])
         self.give(
             Report(
@@ -67,13 +77,12 @@ class Steered(Scripted):
             )
         )
 
-    def facts(self) -> None:
-        self.give(
-            Report(node="node0", rank=0, topic="steer", body={"what": "facts"} | asdict(FACTS))
-        )
+    def facts(self, **changes: Any) -> None:
+        body = {"what": "facts"} | asdict(FACTS) | changes
+        self.give(Report(node="node0", rank=0, topic="steer", body=body))
 
     def train(self, count: int) -> None:
-        """Iterations of 100 ms: 4 ms of work a micro-batch and 68 ms of the rest."""
+        """Iterations of 100 ms: 8.5 ms of work a micro-batch and 32 ms of the rest."""
         for _ in range(count):
             own = [0.0085 * m * slow for m, slow in zip(self.counts, self.slow, strict=True)]
             noise = self.random.gauss(1.0, 0.01)
@@ -227,3 +236,83 @@ def test_a_person_may_take_over_and_hand_back() -> None:
     job.train(50)
     assert job.counts[2] < 8
     assert levels(job)[-1] == ("obey", "S2")
+
+
+def slow_host(job: Steered) -> None:
+    """One replica is so slow that only leaving its host out helps."""
+    job.facts(no_redistribution="FSDP shard axis", no_restart="")
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+
+
+def test_a_host_is_left_out_once_two_verdicts_name_it_and_the_job_was_saved() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0)
+    slow_host(job)
+    job.accuse(2, 2.0)
+    job.train(100)
+    assert job.restarts == []  # one verdict is not enough
+    job.accuse(2, 2.0)
+    job.train(5)
+    (order,) = job.restarts
+    assert order.body["evict"] == ["node1"]
+    assert order.body["why"] == "device rank 2 x2.00"
+    assert [order.body["level"] for order in job.orders] == ["S4"]
+
+
+def test_no_host_is_left_out_without_being_asked_for() -> None:
+    job = steered(restart_cost_s=1.0)
+    slow_host(job)
+    for _ in range(3):
+        job.accuse(2, 2.0)
+        job.train(100)
+    assert job.orders == []
+    assert job.restarts == []
+
+
+def test_a_job_that_could_not_be_saved_is_not_started_again() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0)
+    job.refuses = "the disk is full"
+    slow_host(job)
+    for _ in range(3):
+        job.accuse(2, 2.0)
+        job.train(300)
+    assert job.restarts == []
+    assert {e.record.ok for e in job.said("outcome")} == {False}
+
+
+def test_hosts_given_up_are_counted_over_every_start_of_the_job() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0, max_evictions=1)
+    slow_host(job)
+    job.accuse(2, 2.0)
+    job.accuse(2, 2.0)
+    job.train(5)
+    assert len(job.restarts) == 1
+    job.slow[2] = 1.0
+    job.begin("launch-2", job.journal)
+    job.facts(no_redistribution="FSDP shard axis", no_restart="")
+    job.train(100)
+    job.slow[0] = 2.0
+    job.train(40)
+    for _ in range(3):
+        job.accuse(0, 2.0)
+        job.train(100)
+    assert len(job.restarts) == 1
+    assert "max_evictions" in job.said("decision")[-1].record.reason
+
+
+def test_a_new_controller_takes_back_a_split_whose_reason_it_does_not_know() -> None:
+    job = steered()
+    job.facts()
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+    job.train(60)
+    assert job.counts[2] < 8
+    job.begin("launch-1", job.journal)
+    assert job.counts == EVEN
+    job.train(60)
+    job.accuse(2, 2.0)  # still slow: found again
+    job.train(60)
+    assert job.counts[2] < 8

@@ -1,9 +1,9 @@
-"""`failslow run`: start a job watched. The command replaces this process.
+"""`failslow run`: start a job watched. The command replaces this process, unless --restarts.
 
 $ failslow run -- torchrun --nproc-per-node 4 train.py
 failslow: watching; the journal will be failslow-runs/train-20260301-142507/journal.jsonl
 
-Because the command runs in this very process, signals, the terminal and the exit code are its own:
+Because the command then runs in this very process, signals, the terminal and the exit code are its own:
 there is nobody in between who could get them wrong.
 """
 
@@ -32,11 +32,14 @@ failslow run --job pretrain7 -- srun python train.py
 
 failslow run --transport redis://10.0.0.5:6379 -- torchrun --nnodes 16 --nproc-per-node 8 train.py
 
+failslow run --mode auto --restarts 2 -- torchrun --nnodes 6:8 --nproc-per-node 8 train.py
+
 FAILSLOW_METRICS_PORT=9464 failslow run -- torchrun --nproc-per-node 8 train.py
 """
 _SCHEMES = ("tcpstore", "redis", "rediss", "unix")
 _MODES = ("observe", "advise", "auto")
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126  # what a shell answers
+_MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 def run(
@@ -77,6 +80,16 @@ def run(
         Path | None,
         typer.Option("--config", metavar="FILE", help="TOML file of settings."),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--restarts",
+            metavar="N",
+            min=0,
+            help="Allow level S4: a host proved slow twice is left out, and the job started again "
+            "from a checkpoint, its command at most N times. 0: never.",
+        ),
+    ] = 0,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not say where the journal is.")
     ] = False,
@@ -105,6 +118,9 @@ def run(
     if not quiet:
         journal = os.path.relpath(Path(environ["FAILSLOW_DIR"]) / "journal.jsonl")
         note(f"watching; the journal will be {journal}")
+    if restarts:
+        environ["FAILSLOW_DECIDE_ALLOW_RESTART"] = "true"
+        raise typer.Exit(_supervise(command, environ, restarts))
     _become(command, environ)
 
 
@@ -131,6 +147,26 @@ def _share_token(environ: dict[str, str], folder: Path) -> None:
         note(f"no token for several nodes: {error}")
 
 
+def _supervise(command: Sequence[str], environ: Mapping[str, str], limit: int) -> int:
+    """Run the command as a child that can be started again; its exit code."""
+    from failslow.runtime.rendezvous import node_name
+    from failslow.runtime.restart import Supervised
+
+    supervised = Supervised(
+        command,
+        environ,
+        folder=Path(environ["FAILSLOW_DIR"]),
+        node=node_name(environ),
+        limit=limit,
+        say=note,
+    )
+    try:
+        return supervised.run()
+    except OSError as error:
+        report_error(f"{command[0]}: cannot be run: {error.strerror or error}")
+        return _NOT_FOUND if isinstance(error, _MISSING) else _NOT_RUNNABLE
+
+
 def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by the command."""
     # Python ignores these, and what is ignored stays so in the command
@@ -140,8 +176,7 @@ def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
         report_error(f"{command[0]}: cannot be run: {error.strerror or error}")
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        raise typer.Exit(_NOT_FOUND if missing else _NOT_RUNNABLE) from None
+        raise typer.Exit(_NOT_FOUND if isinstance(error, _MISSING) else _NOT_RUNNABLE) from None
 
 
 def _one_of(name: str, value: str | None, allowed: Sequence[str]) -> str | None:

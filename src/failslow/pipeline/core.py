@@ -89,7 +89,7 @@ class Pipeline:
         )
         self._detector = Detector(self._detect)
         self._episodes = EpisodeBook(self._detect, update_s=self._runtime.update_s)
-        self.remedy = Remedy(decide or DecideConfig())
+        self.remedy = Remedy(decide or DecideConfig(), node_of=self._node_of)
         self._summaries: dict[int, _Summary] = {}
         self._foreign = False
         self._last: JobStep | None = None
@@ -214,6 +214,10 @@ class Pipeline:
             )
         return out
 
+    def _node_of(self, rank: int) -> str:
+        worker = self.series.workers.get(rank)
+        return worker.node if worker else ""
+
     def _culprits(self, extra_s: float) -> tuple[Culprit, ...]:
         """Workers whose own compute time grew by half of what the job's iteration grew."""
         found, known = [], 0
@@ -286,6 +290,13 @@ class Pipeline:
 
     def start(self, entries: Iterable[JournalEntry], now_s: float) -> list[Instruction]:
         """Begin; `entries` is the journal's end: what it says of this launch is gone on from."""
+        entries = list(entries)
+        # hosts given up stay so over every start of the job
+        self.remedy.evictions = sum(
+            len(entry.record.get("evict", ()))
+            for entry in entries
+            if entry.kind == "action" and isinstance(entry.record, dict)
+        )
         past = read_past(entries, self._launch)
         if past is None:
             return [self._controller("started", now_s, "watching begins")]
@@ -299,11 +310,12 @@ class Pipeline:
                 step=entry.record.step,
                 end_t=entry.t,
             )
+        resumed = self.remedy.resume(past.facts, past.plan)
         blind_s = max(0.0, now_s - past.last_t)
         text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
         if past.ended:
             text = f"the job goes on: its workers are started again after {blind_s:.1f} s"
-        out: list[Instruction] = [self._controller("resumed", now_s, text), Say(text)]
+        out: list[Instruction] = [self._controller("resumed", now_s, text), Say(text), *resumed]
         if past.episode is not None and self._episodes.ongoing is None:
             record = replace(past.episode.record, note="its beginning is lost: " + text)
             tags = {**past.episode.tags, "event": "abandoned"}

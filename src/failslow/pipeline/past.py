@@ -11,9 +11,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from failslow.journal import JournalEntry
-from failslow.records import Episode, StepSample
+from failslow.records import Decision, Episode, JobFacts, Outcome, Plan, StepSample
 
 __all__ = ["Past", "read_past"]
 
@@ -34,6 +35,13 @@ class Past:
     ended: bool = False
     """The controller said so: the workers were gone."""
     last_t: float = 0.0
+    facts: JobFacts | None = None
+    """What the job's coordinator said of it."""
+    plan: Plan | None = None
+    """What was carried out last of S1, S2 and S3."""
+    reference: list[dict[str, Any]] = field(default_factory=list)
+    """Results of the benchmarks in healthy times."""
+    _decided: Plan | None = None
 
     def telling_steps(self) -> list[JournalEntry]:
         """The last iterations that the detector needs to know what it knew, episode included."""
@@ -56,6 +64,16 @@ class Past:
                 self.steps.append(entry)
             else:
                 self.workers[entry.rank] = entry
+        elif isinstance(entry.record, JobFacts):
+            self.facts, self.plan = entry.record, None
+        elif isinstance(entry.record, Decision):
+            self._decided = entry.record.plan if entry.record.apply else self._decided
+        elif isinstance(entry.record, Outcome) and self._decided is not None:
+            if entry.record.ok and entry.record.level == self._decided.level:
+                self.plan = self._decided
+        elif entry.kind == "validation" and isinstance(entry.record, dict):
+            ok = entry.record.get("why") == "reference" and entry.record.get("ok")
+            self.reference = list(entry.record.get("results", ())) if ok else self.reference
 
 
 def read_past(entries: Iterable[JournalEntry], launch: str) -> Past | None:

@@ -12,7 +12,8 @@ the culprit's own time decides (`CulpritPace`), never the job's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from statistics import median
 from typing import Any
@@ -25,7 +26,16 @@ from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
 from failslow.errors import PlanError
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.series import JobStep, Worker
-from failslow.records import Command, CulpritPace, Decision, Finding, JobFacts, Outcome, Verdict
+from failslow.records import (
+    Command,
+    CulpritPace,
+    Decision,
+    Finding,
+    JobFacts,
+    Outcome,
+    Plan,
+    Verdict,
+)
 
 __all__ = ["Remedy"]
 
@@ -44,11 +54,12 @@ _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 class Remedy:
     """Carries out one job's policy."""
 
-    def __init__(self, config: DecideConfig, *, evictions: int = 0) -> None:
-        self._config = config
+    def __init__(self, config: DecideConfig, *, node_of: Callable[[int], str]) -> None:
+        """node_of: the node a rank runs on; "" unknown."""
+        self._config, self._node_of = config, node_of
         self.facts: JobFacts | None = None
         self._initial = InForce()
-        self._policy = self._make_policy(None, evictions)
+        self._policy = self._make_policy(None, 0)
         self._asked: tuple[int, Decision, float] | None = None
         """The order that is being carried out: its id, its decision, when it was given."""
         self._next_id = 1
@@ -65,6 +76,36 @@ class Remedy:
     def holding(self) -> bool:
         """Something is done about a fault: job time says nothing of its culprits."""
         return self._policy.applied != "S1" or self._asked is not None
+
+    @property
+    def evictions(self) -> int:
+        """Hosts the job has lost to S4 so far."""
+        return self._policy.evictions
+
+    @evictions.setter
+    def evictions(self, count: int) -> None:
+        self._policy.evictions = count
+
+    def resume(self, facts: JobFacts | None, plan: Plan | None) -> list[Instruction]:
+        """Another controller knew these facts and had this plan carried out.
+
+        Its split is taken back, since the culprits it was for are not known here: if they are
+        still slow they are found again. Workers that changed places stay where they are.
+        """
+        if facts is None:
+            return []
+        with suppress(PlanError):
+            self._policy, self.facts = self._make_policy(facts, self.evictions), facts
+        if plan is None or self.facts is None:
+            return []
+        even, placement = self._initial.microbatches, plan.placement or self._initial.placement
+        self._policy.in_force = InForce(microbatches=even, placement=placement)
+        if not plan.microbatches or plan.microbatches == even:
+            return []
+        number, self._next_id = self._next_id, self._next_id + 1
+        back = Plan(level="S1", predicted_slowdown=1.0, microbatches=even)
+        body = {"id": number, "level": "S1", "episode": "", "plan": asdict(back)}
+        return [Order(topic="steer", body=body), Say("the even split is restored")]
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -197,12 +238,31 @@ class Remedy:
         out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
         how = f"took {outcome.cost_s:.3g} s" if outcome.ok else f"failed: {outcome.error}"
         out.append(Say(f"{decision.level} {how}"))
+        if outcome.ok and decision.level == "S4":
+            out += self._restart(number, decision, now_s)
         self._since = 0
         self._after_s = [] if outcome.ok and decision.level in ("S2", "S3") else None
         out += self._decide(outcome, now_s)
         if not self.holding:
             self._findings = {}
         return out
+
+    def _restart(self, number: int, decision: Decision, now_s: float) -> list[Instruction]:
+        """The job was saved: have it started again without the culprits' nodes."""
+        ranks = [rank for key in decision.culprits for rank in self._findings[key].ranks]
+        evict = sorted({node for rank in ranks if (node := self._node_of(rank))})
+        body = {
+            "id": f"{decision.episode}-{number}",
+            "evict": evict,
+            "why": ", ".join(
+                f"{key} x{self._findings[key].slowdown:.2f}" for key in decision.culprits
+            ),
+        }
+        return [
+            Write(kind="action", record={"what": "restart", **body}, t=now_s),
+            Order(topic="restart", body=body),
+            Say(f"the job is saved and starts again without {', '.join(evict)}"),
+        ]
 
     def _measure(self, step: JobStep, healthy_s: float | None, now_s: float) -> list[Instruction]:
         """What the change left of the slowdown, once enough iterations have shown it."""

@@ -29,6 +29,7 @@ from failslow.pipeline import AgentBeat
 from failslow.records import StepSample
 from failslow.runtime.bus import Bus
 from failslow.runtime.duties import Duty
+from failslow.runtime.duty_restart import RestartDuty
 from failslow.runtime.duty_telemetry import TelemetryDuty
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
@@ -232,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         blind_after_s=runtime.blind_after_s,
         metrics=metrics,
         duties=[
+            RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
             TelemetryDuty(node=node, job=job, say=_say),
         ],
     )

@@ -10,7 +10,6 @@ A duty that fails is said once and costs its own reports; the watching goes on.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -61,7 +60,7 @@ class WatchedWorker(Protocol):
         ...
 
 
-class Duty(Protocol):
+class Duty:
     """A real one overrides what it needs. Times are CLOCK_MONOTONIC seconds."""
 
     topic: ClassVar[str] = ""
@@ -76,10 +75,9 @@ class Duty(Protocol):
     def letter(self, worker: WatchedWorker, letter: dict[str, Any], now_s: float) -> None:
         """A worker's letter of its topic came."""
 
-    @abstractmethod
     def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:
         """Do what is due; called about ten times a second."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """The agent ends: undo what must not outlive it."""

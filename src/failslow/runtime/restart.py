@@ -1,0 +1,217 @@
+"""Keeps a job's command on this node through restarts that leave a slow host out (level S4).
+
+In: the command of `failslow run --restarts N -- CMD`, and orders that this node's agent leaves in
+the run's folder. Out: the command's exit code.
+
+    restart-gpu-17.json  {"id":"e1745735301-4","evict":["gpu-3"],"why":"device rank 25 x1.84"}
+
+The training itself was saved before the order came. The node that is left out ends its command and
+stays away. On the others an elastic launcher (torchrun --nnodes MIN:MAX) sees the node go, and
+starts the workers again with those that are left, or with a spare that waits; one that cannot, and
+ends instead, is started again here, at most N times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["RestartOrder", "Supervised", "leave_order", "read_order", "restart_file"]
+
+_LOOK_S = 0.2
+_GRACE_S = 30.0
+_RECENT_S = 900.0
+"""A command that fails so long after an order fails because of it."""
+_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartOrder:
+    """Start the job again without some nodes."""
+
+    id: str
+    evict: tuple[str, ...]
+    """Names of the nodes to leave out."""
+    why: str = ""
+    """The culprits."""
+
+
+def restart_file(folder: Path, node: str) -> Path:
+    """Where the orders for a node lie; a folder may be shared by all nodes of a job."""
+    return folder / f"restart-{re.sub(r'[^A-Za-z0-9_.-]+', '_', node)}.json"
+
+
+def leave_order(folder: Path, node: str, order: RestartOrder) -> None:
+    """Put an order there, in one step. Raises OSError."""
+    path = restart_file(folder, node)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(
+            handle,
+            json.dumps({"id": order.id, "evict": order.evict, "why": order.why}).encode(),
+        )
+    finally:
+        os.close(handle)
+    draft.replace(path)
+
+
+def read_order(folder: Path, node: str) -> RestartOrder | None:
+    """The last order for a node; None when there is none, or not by this user or root."""
+    try:
+        handle = os.open(restart_file(folder, node), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(handle).st_uid not in (os.geteuid(), 0):
+            return None
+        found = json.loads(os.read(handle, _MAX_BYTES))
+        evict = tuple(str(name) for name in found["evict"])
+        return RestartOrder(id=str(found["id"]), evict=evict, why=str(found.get("why", "")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        os.close(handle)
+
+
+class Supervised:
+    """One node's command, and what becomes of it.
+
+    limit: how often the command is started again. say: told what a person should know.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        folder: Path,
+        node: str,
+        limit: int,
+        say: Callable[[str], None],
+        grace_s: float = _GRACE_S,
+        backoff_s: float = _BACKOFF_S,
+    ) -> None:
+        self._command, self._environ = list(command), dict(environ)
+        self._folder, self._node, self._limit, self._say = folder, node, limit, say
+        self._grace_s, self._backoff_s = grace_s, backoff_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped_by = 0
+        earlier = read_order(folder, node)
+        self._done = earlier.id if earlier else ""
+        """Id of the last order seen: one of an earlier run is none of ours."""
+        self._ordered_s = -_RECENT_S
+
+    def run(self) -> int:
+        """Until the command has ended for good; its exit code as a shell gives it.
+
+        Raises OSError when it cannot be started at all.
+        """
+        before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+        # the terminal sends Ctrl-C to the command too: it decides what comes of it. (Ignored here,
+        # it would be ignored there as well.)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
+        try:
+            return self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> int:
+        starts = 0
+        while True:
+            self._start()
+            code = self._watch()
+            if code is None:
+                return 0  # left out of the job: nothing of it has failed
+            ordered = time.monotonic() - self._ordered_s < _RECENT_S
+            if code == 0 or self._stop_signal() or not ordered:
+                return code
+            if starts >= self._limit:
+                self._say(
+                    f"the job did not come up again without its slow host: the command ended with "
+                    f"{code} after {starts} more starts, and is left stopped; its last checkpoint "
+                    "is as it was, start it by hand"
+                )
+                return code
+            starts += 1
+            wait_s = min(_MAX_BACKOFF_S, self._backoff_s * 2 ** (starts - 1))
+            self._say(
+                f"the command ended with {code}; it is started again in {wait_s:g} s "
+                f"({starts} of {self._limit})"
+            )
+            deadline_s = time.monotonic() + wait_s
+            while time.monotonic() < deadline_s:
+                time.sleep(min(_LOOK_S, wait_s))
+                if self._stop_signal():
+                    return 128 + self._stop_signal()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(self._command, env=self._environ)
+
+    def _watch(self) -> int | None:
+        """The command's exit code once it has ended; None when this node was left out."""
+        assert self._process is not None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_LOOK_S)
+                return 128 - code if code < 0 else code
+            order = read_order(self._folder, self._node)
+            if order is None or order.id == self._done:
+                continue
+            self._done, self._ordered_s = order.id, time.monotonic()
+            without = ", ".join(order.evict)
+            if self._node not in order.evict:
+                self._say(f"the job starts again without {without} ({order.why})")
+                continue
+            self._say(
+                f"this node, {self._node}, is left out of the job ({order.why}): its workers are "
+                "stopped; have it looked at before it is used again"
+            )
+            self._stop()
+            return None
+
+    def _stop(self) -> None:
+        """End the command and all it started: politely, then not."""
+        assert self._process is not None
+        family = [self._process.pid]
+        with contextlib.suppress(psutil.Error):
+            family += [p.pid for p in psutil.Process(self._process.pid).children(recursive=True)]
+        members = []
+        for pid in family:
+            with contextlib.suppress(psutil.Error):
+                members.append(psutil.Process(pid))
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._grace_s)
+        for member in members:  # psutil knows a pid that is used again for another process
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        self._process.wait()
+
+    def _stop_signal(self) -> int:
+        """The signal that ended the job; 0 none."""
+        return self._stopped_by
+
+    def _interrupted(self, number: int, _frame: object) -> None:
+        self._stopped_by = number
+
+    def _forward(self, number: int, _frame: object) -> None:
+        if number in (signal.SIGTERM, signal.SIGHUP):
+            self._stopped_by = number
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)

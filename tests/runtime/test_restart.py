@@ -1,0 +1,181 @@
+"""What a node's launcher does with an order to start again without a host: real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.transport.servers import until
+
+from failslow.pipeline import Order
+from failslow.runtime.duty_restart import RestartDuty
+from failslow.runtime.restart import RestartOrder, Supervised, leave_order, read_order, restart_file
+
+_COUNTED = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+number = len(list(folder.glob("start*")))
+(folder / f"start{number}").touch()
+codes = sys.argv[2].split(",")
+if codes[min(number, len(codes) - 1)] != "wait":
+    sys.exit(int(codes[min(number, len(codes) - 1)]))
+while not (folder / "go").exists():
+    time.sleep(0.01)
+(folder / "go").unlink()
+sys.exit(1)
+"""
+_STUBBORN = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time\\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\\ntime.sleep(600)"])
+pathlib.Path(sys.argv[1], "pid").write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+class Launched:
+    """A supervised command in a thread of its own."""
+
+    def __init__(self, folder: Path, *command: str, node: str = "gpu-1", limit: int = 2) -> None:
+        self.folder, self.node, self.said = folder, node, list[str]()
+        self.code: int | None = None
+        self._supervised = Supervised(
+            [sys.executable, "-c", *command],
+            os.environ,
+            folder=folder,
+            node=node,
+            limit=limit,
+            say=self.said.append,
+            grace_s=0.5,
+            backoff_s=0.05,
+        )
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.code = self._supervised._run()
+
+    def order(self, *evict: str, id: str = "e1-1") -> None:
+        order = RestartOrder(id=id, evict=evict, why="device rank 3 x1.84")
+        leave_order(self.folder, self.node, order)
+
+    def end(self) -> int:
+        self._thread.join(30.0)
+        assert self.code is not None
+        return self.code
+
+
+def starts(folder: Path) -> int:
+    return len(list(folder.glob("start*")))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_without_orders_a_command_runs_once(tmp_path: Path, code: int) -> None:
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), str(code))
+    assert job.end() == code
+    assert starts(tmp_path) == 1
+    assert job.said == []
+
+
+def test_the_node_left_out_ends_all_it_started_and_stays_away(tmp_path: Path) -> None:
+    job = Launched(tmp_path, _STUBBORN, str(tmp_path), node="gpu-3")
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    job.order("gpu-3")
+    assert job.end() == 0
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert "gpu-3, is left out" in job.said[0]
+    assert "device rank 3 x1.84" in job.said[0]
+
+
+def test_others_go_on_and_are_started_again_if_their_command_fails(tmp_path: Path) -> None:
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "wait,1,0")
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    until(lambda: any("without gpu-3" in text for text in job.said))
+    (tmp_path / "go").touch()
+    assert job.end() == 0
+    assert starts(tmp_path) == 3
+
+
+def test_a_restart_that_fails_is_given_up_after_the_limit_and_said(tmp_path: Path) -> None:
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "wait,1", limit=3)
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    until(lambda: any("without gpu-3" in text for text in job.said))
+    (tmp_path / "go").touch()
+    assert job.end() == 1
+    assert starts(tmp_path) == 4
+    assert "left stopped" in job.said[-1]
+
+
+def test_orders_of_an_earlier_run_are_none_of_this_one(tmp_path: Path) -> None:
+    leave_order(tmp_path, "gpu-3", RestartOrder(id="e0-1", evict=("gpu-3",)))
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "wait", node="gpu-3")
+    until(lambda: starts(tmp_path) == 1)
+    time.sleep(0.5)  # longer than it looks for orders
+    assert starts(tmp_path) == 1
+    (tmp_path / "go").touch()
+    assert job.end() == 1
+
+
+@pytest.mark.parametrize("ctrl_c", [False, True])
+def test_signals_reach_the_command_and_end_it_for_good(tmp_path: Path, ctrl_c: bool) -> None:
+    program = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from failslow.runtime.restart import Supervised\n"
+        "sys.exit(Supervised([sys.executable, '-c', sys.argv[2], sys.argv[1], 'wait'], os.environ,"
+        " folder=Path(sys.argv[1]), node='n', limit=2, say=print).run())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), _COUNTED], start_new_session=True
+    )
+    until(lambda: starts(tmp_path) == 1)
+    if ctrl_c:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(20.0) == 128 + (signal.SIGINT if ctrl_c else signal.SIGTERM)
+    assert starts(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"id":1}', '{"id":"a","evict":7}', '{"evict":["x"]}']
+)
+def test_a_damaged_order_is_no_order(tmp_path: Path, text: str) -> None:
+    restart_file(tmp_path, "gpu-3").write_text(text)
+    assert read_order(tmp_path, "gpu-3") is None
+
+
+def test_node_names_are_no_paths(tmp_path: Path) -> None:
+    assert restart_file(tmp_path, "../../etc/x y").parent == tmp_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_users_order_is_not_followed(tmp_path: Path) -> None:
+    leave_order(tmp_path, "n", RestartOrder(id="1", evict=("n",)))
+    os.chown(restart_file(tmp_path, "n"), 1234, 1234)
+    assert read_order(tmp_path, "n") is None
+
+
+def test_the_agent_hands_orders_on_and_tells_when_it_cannot(tmp_path: Path) -> None:
+    order = Order(topic="restart", body={"id": "e1-4", "evict": ["gpu-3"], "why": "device rank 25"})
+    duty = RestartDuty("gpu-1", tmp_path)
+    duty.order(order, 0.0)
+    (report,) = duty.turn([], 0.0)
+    assert report.body == {"id": "e1-4", "error": ""}
+    found = read_order(tmp_path, "gpu-1")
+    assert found == RestartOrder(id="e1-4", evict=("gpu-3",), why="device rank 25")
+    assert not list(duty.turn([], 0.0))
+    lost = RestartDuty("gpu-1", tmp_path / "missing")
+    lost.order(order, 0.0)
+    (report,) = lost.turn([], 0.0)
+    assert "No such file" in str(report.body["error"])
