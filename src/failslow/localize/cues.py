@@ -10,9 +10,10 @@ from __future__ import annotations
 from failslow.localize.facts import CONGESTION, CONTENTION, DEGRADATION, Cue
 
 __all__ = [
+    "drop_cue",
     "ecn_cues",
+    "foreign_cue",
     "gpu_cues",
-    "interface_cues",
     "node_contention",
     "quota_cue",
     "speed_cue",
@@ -165,12 +166,11 @@ def gpu_cues(gpu: int) -> tuple[tuple[str, Cue], ...]:
     )
 
 
-def ecn_cues(port: str) -> tuple[tuple[str, Cue], ...]:
-    """What congestion makes an RDMA port count. port: "rdma/mlx5_0:1"."""
-    name = port.removeprefix("rdma/")
+def ecn_cues(name: str) -> tuple[tuple[str, Cue], ...]:
+    """What congestion makes an RDMA port count. name: "gpu-1's mlx5_0:1"."""
     return tuple(
         (
-            f"{port}/{what}_per_s",
+            f"{what}_per_s",
             Cue(
                 cause=CONGESTION,
                 text=f"{name} {text}",
@@ -194,7 +194,7 @@ def ecn_cues(port: str) -> tuple[tuple[str, Cue], ...]:
 
 
 def speed_cue(what: str) -> Cue:
-    """For `…/speed_bits_per_s`. what: "mlx5_0:1"."""
+    """For `…/speed_bits_per_s`. what: "gpu-1's mlx5_0:1"."""
     return Cue(
         cause=DEGRADATION,
         text=f"the link of {what} ran at",
@@ -206,25 +206,25 @@ def speed_cue(what: str) -> Cue:
     )
 
 
-def interface_cues(interface: str) -> tuple[tuple[str, Cue], ...]:
-    """What congestion makes an interface count, and its speed. interface: "net/eth0"."""
-    name = interface.removeprefix("net/")
-    return (
-        *(
-            (
-                f"{interface}/{way}_{what}_per_s",
-                Cue(
-                    cause=CONGESTION,
-                    text=f"{name} counted {what}, {text}",
-                    unit="/s",
-                    least=5.0,
-                    factor=2.0,
-                ),
-            )
-            for what in ("drops", "errors")
-            for way, text in (("tx", "sending"), ("rx", "receiving"))
-        ),
-        (f"{interface}/speed_bits_per_s", speed_cue(name)),
+def drop_cue(interface: str) -> Cue:
+    """For what an interface dropped or found broken, both ways together."""
+    return Cue(
+        cause=CONGESTION,
+        text=f"{interface} counted drops and errors",
+        unit="/s",
+        least=5.0,
+        factor=2.0,
+    )
+
+
+def foreign_cue(way: str, node: str) -> Cue:
+    """For what passed a node's interfaces beyond the job's own connections. way: "left"."""
+    return Cue(
+        cause=CONGESTION,
+        text=f"traffic that is not the job's {way} {node} at",
+        unit=" B/s",
+        least=1e6,
+        factor=1.5,
     )
 
 

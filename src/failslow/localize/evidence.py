@@ -24,9 +24,10 @@ from typing import Any, Literal
 import numpy as np
 
 from failslow.localize.cues import (
+    drop_cue,
     ecn_cues,
+    foreign_cue,
     gpu_cues,
-    interface_cues,
     node_contention,
     quota_cue,
     speed_cue,
@@ -41,6 +42,9 @@ from failslow.steering import Finding, Measurement
 __all__ = ["explain", "explain_all", "job_cause"]
 
 _MOST_FACTS = 10
+_BAD = ("drops", "errors")
+_HEADERS = 1.05
+"""An interface also counts headers and acknowledgements."""
 _SEVERAL = "several at once"
 
 
@@ -82,7 +86,11 @@ def explain(
         finding,
         what=what,
         cause=cause,
-        evidence=(*finding.evidence, *_sentences(facts, nodes, finding)),
+        evidence=(
+            *finding.evidence,
+            *_sentences(facts, nodes, finding),
+            *(_variation(finding, nodes, onset_t, relief_t) if what == "link" else ()),
+        ),
         measurements=(*finding.measurements, *(_measured(fact) for fact in decided)),
     )
 
@@ -166,23 +174,46 @@ def _of_link(finding: Finding, nodes: Sequence[NodeWindow], weighing: _Weighing)
             for series, cue in traffic_cues(key, f"from {node.node or 'here'} to {name}"):
                 yield from weighing(cue, node.t, node.series(series))
     for node in dict.fromkeys((*senders, *receivers)):
-        for port in sorted({name.rsplit("/", 1)[0] for name in node.names("rdma/")}):
-            if finding.nic and finding.nic.split(":")[0] not in port:
-                continue
-            for series, cue in (
-                *ecn_cues(port),
-                (f"{port}/speed_bits_per_s", speed_cue(port.removeprefix("rdma/"))),
-            ):
-                told = replace(cue, text=f"{node.node}: {cue.text}") if node.node else cue
-                yield from weighing(told, node.t, node.series(series))
-        for interface in sorted({name.rsplit("/", 1)[0] for name in node.names("net/")}):
-            for series, cue in interface_cues(interface):
-                told = replace(cue, text=f"{node.node}: {cue.text}") if node.node else cue
-                yield from weighing(told, node.t, node.series(series))
+        yield from _of_ports(finding, node, weighing)
+        yield from _of_interfaces(node, weighing)
     for node in senders:
         for rank in sorted(set(node.ranks) & set(finding.ranks)):
             waited = node.of_rank(rank, "runqueue_cores")
             yield from weighing(replace(wait_cue(rank), decides=False), node.t, waited)
+
+
+def _of_ports(finding: Finding, node: NodeWindow, weighing: _Weighing) -> Iterator[Fact]:
+    for port in sorted({name.rsplit("/", 1)[0] for name in node.names("rdma/")}):
+        if finding.nic and finding.nic.split(":")[0] not in port:
+            continue
+        where = f"{node.node}'s {port.removeprefix('rdma/')}"
+        for what, cue in ecn_cues(where):
+            yield from weighing(cue, node.t, node.series(f"{port}/{what}"))
+        speed = node.series(f"{port}/speed_bits_per_s")
+        yield from weighing(speed_cue(where), node.t, speed)
+
+
+def _of_interfaces(node: NodeWindow, weighing: _Weighing) -> Iterator[Fact]:
+    interfaces = sorted({name.rsplit("/", 1)[0] for name in node.names("net/")})
+    for interface in interfaces:
+        where = f"{node.node}'s {interface.removeprefix('net/')}"
+        bad = [f"{interface}/{way}_{what}_per_s" for way in ("tx", "rx") for what in _BAD]
+        yield from weighing(drop_cue(where), node.t, _total(node, bad))
+        speed = node.series(f"{interface}/speed_bits_per_s")
+        yield from weighing(speed_cue(where), node.t, speed)
+    peers = sorted({name.rsplit("/", 1)[0] for name in node.names("peer/")})
+    for way, out, verb in (("sent", "tx", "left"), ("received", "rx", "reached")):
+        job = _total(node, [f"{peer}/{way}_bytes_per_s" for peer in peers])
+        whole = _total(node, [f"{interface}/{out}_bytes_per_s" for interface in interfaces])
+        if job is not None and whole is not None:
+            foreign = np.maximum(0.0, whole - _HEADERS * job)
+            yield from weighing(foreign_cue(verb, node.node or "the node"), node.t, foreign)
+
+
+def _total(node: NodeWindow, names: Iterable[str]) -> Floats | None:
+    """The sum of the series there are, what is unknown counted as 0."""
+    found = [x for name in names if (x := node.series(name)) is not None]
+    return np.nansum(found, axis=0) if found else None
 
 
 def _is_gpu(finding: Finding, nodes: Sequence[NodeWindow]) -> bool:
@@ -239,6 +270,34 @@ def _sentences(
             for text in node.missing:
                 if ("RDMA" in text) == (finding.what == "link"):
                     yield f"Not seen on {node.node or 'its node'}: {text}."
+
+
+def _variation(
+    finding: Finding, nodes: Sequence[NodeWindow], onset_t: float, relief_t: float | None
+) -> Iterator[str]:
+    """How much the latency of each class of links varied while it was slow, and before."""
+    concerned = [n for n in nodes if set(n.ranks) & {*finding.ranks, *finding.peer_ranks}]
+    for kind, text in (("inter", "between hosts"), ("intra", "inside hosts")):
+        early, late = [], []
+        for node in concerned:
+            x = node.series(f"link/{kind}/rtt_s")
+            if x is not None:
+                end_t = np.inf if relief_t is None else relief_t
+                early.append(x[node.t <= onset_t])
+                late.append(x[(node.t > onset_t) & (node.t <= end_t)])
+        before, during = _spread(early), _spread(late)
+        if before is not None and during is not None:
+            yield (
+                f"Round trips {text} varied with a coefficient of variation of {during:.2f}, "
+                f"before {before:.2f}."
+            )
+
+
+def _spread(parts: Sequence[Floats]) -> float | None:
+    """Standard deviation over mean, of nodes and times together."""
+    x = np.concatenate(parts) if parts else np.empty(0)
+    x = x[np.isfinite(x)]
+    return float(x.std() / x.mean()) if len(x) >= 3 and x.mean() > 0 else None
 
 
 def _measured(fact: Fact) -> Measurement:

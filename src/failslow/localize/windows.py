@@ -23,7 +23,7 @@ __all__ = ["NodeWindow"]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NodeWindow:
     """A node's series over one window of time."""
 
