@@ -76,6 +76,8 @@ class RankProfile:
     """Median."""
     compute_s: float | None
     """Median seconds per iteration in which it was in no call and blocked by none."""
+    compute_spread_s: float = 0.0
+    """Median absolute deviation of that from one iteration to the next."""
     cells: tuple[CallCell, ...]
 
 

@@ -39,7 +39,7 @@ from failslow.records import CallCell, RankProfile, StepSample
 
 __all__ = ["MAX_POSITIONS", "OVERLAP_SHARE", "GroupLine", "digest"]
 
-MAX_POSITIONS = 16
+MAX_POSITIONS = 8
 """Places of calls of one kind in an iteration that are told apart; more of them are folded, each
 cell then standing for several in a row."""
 OVERLAP_SHARE = 0.3
@@ -97,7 +97,7 @@ def digest(
         return None
     kinds = _Kinds.of(line.calls, used)
     line.settle(kinds.cell, kinds.count)
-    compute = line.own(used)
+    own = line.own(used)
     chosen = ends[used.iterations]
     return RankProfile(
         rank=rank,
@@ -108,7 +108,8 @@ def digest(
         end_t=float(chosen[-1]) / 1e9 + epoch_s,
         iterations=len(used.iterations),
         iteration_s=float(np.median(chosen - begins[used.iterations])) / 1e9,
-        compute_s=compute,
+        compute_s=float(np.median(own)) if len(own) else None,
+        compute_spread_s=_spread(own),
         cells=_cells(line, kinds, used, ops, groups),
     )
 
@@ -211,19 +212,17 @@ class _Line:
         own = np.diff(self.start) - np.diff(self.blocked_before(self.start))
         return np.concatenate((np.zeros(min(1, len(self.start))), np.maximum(own, 0.0)))
 
-    def own(self, used: _Used) -> float | None:
-        """Median seconds of its own in an iteration; None when too little is known."""
+    def own(self, used: _Used) -> Floats:
+        """Seconds of its own in each iteration; none when too little is known."""
         if np.mean(self.unseen & ~self.known) > _MAX_UNSEEN:
-            return None
+            return np.empty(0)
         if self.on_device:
             firsts, nexts = used.first_calls()
-            if not len(firsts):
-                return None
             begin, end = self.start[firsts], self.start[nexts]
         else:
             begin, end = used.begins, used.ends
         own = (end - begin) - (self.blocked_before(end) - self.blocked_before(begin))
-        return max(0.0, float(np.median(own)) / 1e9)
+        return np.maximum(own, 0.0) / 1e9
 
 
 def _timeline(calls: NDArray[np.void], records: NDArray[np.void]) -> _Line:
@@ -423,4 +422,6 @@ def _cells(
 
 
 def _spread(values: Floats) -> float:
+    if not len(values):
+        return 0.0
     return float(np.median(np.abs(values - np.median(values))))
