@@ -16,7 +16,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from failslow.cli import act, analyze, doctor, inject, replay, run, simulate, status, study, whatif
+from failslow.cli import (
+    act,
+    analyze,
+    doctor,
+    inject,
+    replay,
+    report,
+    run,
+    simulate,
+    status,
+    study,
+    whatif,
+)
 from failslow.cli.output import emit, lenient_streams, report_error
 from failslow.errors import FailslowError
 
@@ -89,6 +101,7 @@ app.command("run", epilog=run.EXAMPLES, context_settings={"allow_interspersed_ar
 app.add_typer(inject.commands, name="inject")
 app.command("status", epilog=status.EXAMPLES)(status.status)
 app.command("act", epilog=act.EXAMPLES)(act.act)
+app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("replay", epilog=replay.EXAMPLES)(replay.replay)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("whatif", epilog=whatif.EXAMPLES)(whatif.whatif)

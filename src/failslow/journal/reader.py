@@ -55,6 +55,10 @@ class Journal:
             except JournalError:
                 self.skipped += 1
 
+    def lines(self) -> Iterator[bytes]:
+        """All lines as they stand, oldest first, for who reads only some of them."""
+        return self._lines()
+
     def _thinned(self, lines: Iterator[bytes], all_steps_bytes: int) -> Iterator[bytes]:
         """`lines`, of steps in a row only the first until the journal's end is that near."""
         left = -all_steps_bytes

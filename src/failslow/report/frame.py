@@ -53,8 +53,8 @@ def page_tiles(tiles: Sequence[tuple[str, str, str]]) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>\n'
 
 
-def page_tail(script: str, *, made_at: str = "") -> str:
-    """The footer, plotly.js, and the script of that name in `assets`.
+def page_tail(*scripts: str, made_at: str = "") -> str:
+    """The footer, plotly.js, and the scripts of these names in `assets`.
 
     made_at: printed in the footer; left out of the page when empty.
     """
@@ -66,7 +66,7 @@ def page_tail(script: str, *, made_at: str = "") -> str:
         version=failslow.__version__,
         when=f", {escape(made_at)}" if made_at else "",
         plotly=get_plotlyjs(),
-        script=_asset(script),
+        script="</script>\n<script>".join(_asset(script) for script in scripts),
     )
 
 

@@ -25,7 +25,7 @@ from failslow.records import Episode, JobAnalysis, StepSeries
 from failslow.report import describe, units
 from failslow.report.decimate import bucket_medians, decimate, highest_per_bucket
 
-__all__ = ["JobPicture", "job_picture"]
+__all__ = ["JobPicture", "job_picture", "positions"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -53,7 +53,7 @@ def job_picture(series: StepSeries, analysis: JobAnalysis, *, buckets: int = 150
     """
     y, n = series.duration_s, len(series)
     starts = _run_starts(series)
-    position = _positions(series)
+    position = positions(series)
     plain = np.ones(n, dtype=np.bool_)
     plain[[i for i in analysis.spike_index if 0 <= i < n]] = False
     keep = _must_stay(series, analysis, starts)
@@ -152,7 +152,7 @@ def _run_starts(series: StepSeries) -> list[int]:
     return [0, *(np.flatnonzero(np.diff(series.run)) + 1).tolist()]
 
 
-def _positions(series: StepSeries) -> Indices:
+def positions(series: StepSeries) -> Indices:
     """The step, or where step numbers jump back the iterations laid end to end."""
     advance = np.diff(series.step, prepend=series.step[:1])
     if not np.any(advance < 0):

@@ -45,7 +45,8 @@
     constructor(element) {
       this.element = element;
       this.data = JSON.parse(document.getElementById(element.dataset.source).textContent);
-      this.axis = "x";
+      this.axis = element.dataset.axis || "x";
+      this.lanes = this.data.lanes || [];
       this.range = element.dataset.range || "fit";
       [this.scale, this.unit] = unitOf(this.data.healthy_s || 1);
       [this.timeScale, this.timeUnit] = timeUnitOf(Math.max(1e-9, ...this.everywhere("time")));
@@ -130,7 +131,42 @@
         { type: "scatter", mode: "markers", x: [], y: [], text: [], hoverinfo: "text", showlegend: false, cliponaxis: false,
           marker: { size: 8, symbol: "triangle-up", color: css("spike") } },
         { type: "scatter", x: [], y: [], yaxis: "y2", hoverinfo: "skip", showlegend: false },
+      ].concat(this.happened());
+    }
+
+    // what happened, in lanes under the course; and the levels an episode went through
+    happened() {
+      const d = this.data;
+      if (!this.lanes.length) return [];
+      const look = {
+        watch: ["circle-open", "restart"], suspicion: ["triangle-up", "spike"], cleared: ["triangle-up-open", "spike"],
+        diagnosis: ["diamond", "spike"], verdict: ["star", "slow"], pause: ["line-ns-open", "stall"],
+        decision: ["square", "work"], action: ["circle", "healthy"], failed: ["x", "slow"],
+      };
+      const column = (pick) => d.marks.map(pick);
+      return [
+        this.trace(d.levels, { mode: "lines", line: { width: 2.2, color: css("slow") } }),
+        {
+          type: "scatter", mode: "markers", yaxis: "y3", showlegend: false, cliponaxis: false, hoverinfo: "text",
+          x: column((m) => this.pointOnAxis(m)), y: column((m) => m.lane),
+          text: column((m) => duration(m.time) + " in<br>" + escape(m.text)),
+          marker: { size: 9, symbol: column((m) => look[m.kind][0]), color: column((m) => css(look[m.kind][1])), line: { width: 1.2, color: column((m) => css(look[m.kind][1])) } },
+        },
+        { // hover for the bars, which are shapes
+          type: "scatter", mode: "markers", yaxis: "y3", showlegend: false, hoverinfo: "text", marker: { size: 14, opacity: 0 },
+          x: d.spans.map((s) => { const [a, b] = this.onAxis(s); return (a + b) / 2; }), y: d.spans.map((s) => s.lane),
+          text: d.spans.map((s) => escape(s.text) + "<br>" + duration(s.time[1] - s.time[0])),
+        },
       ];
+    }
+
+    bars() {
+      const colors = { pause: "stall", blind: "restart", S2: "healthy", S3: "course", S4: "work" };
+      return (this.data.spans || []).map((span) => {
+        const [x0, x1] = this.onAxis(span), color = css(colors[span.kind] || "line");
+        return { type: "rect", xref: "x", yref: "y3", x0, x1, y0: span.lane - 0.32, y1: span.lane + 0.32,
+          fillcolor: color, opacity: 0.55, line: { width: 1.5, color } };
+      });
     }
 
     xRange() {
@@ -160,12 +196,13 @@
       const starts = this.data.restarts.map((mark) => ({ type: "line", xref: "x", yref: "paper",
         x0: this.pointOnAxis(mark), x1: this.pointOnAxis(mark), y0: 0, y1: 1,
         line: { width: 1.2, dash: "dot", color: css("restart") } }));
-      return bands.concat(starts);
+      return bands.concat(starts, this.bars());
     }
 
     layout() {
       const narrow = this.element.clientWidth < 620, log = this.range === "log";
       const axis = { gridcolor: css("grid"), zeroline: false, linecolor: css("rule"), tickcolor: css("rule"), automargin: true };
+      const below = this.lanes.length ? Math.min(0.4, (this.lanes.length * 19 + 14) / Math.max(200, this.element.clientHeight - 120)) : 0;
       const stepTitle = this.data.unrolled ? "iterations, runs laid end to end" : "step";
       return {
         margin: { l: 8, r: narrow ? 8 : 44, t: this.data.episodes.length ? 66 : 40, b: 8 },
@@ -175,15 +212,19 @@
         hovermode: "closest", hoverdistance: 30, dragmode: narrow ? false : "zoom", showlegend: false,
         hoverlabel: { bgcolor: css("card"), bordercolor: css("rule"), font: { color: css("ink"), size: 12 }, align: "left" },
         xaxis: Object.assign({}, axis, {
-          title: { text: this.axis === "time" ? "time since the log began (" + this.timeUnit + ")" : stepTitle, standoff: 6 },
-          range: this.xRange(), nticks: narrow ? 5 : 10, tickformat: this.axis === "time" ? "~r" : ",~r", showgrid: false, showline: true,
+          title: { text: this.axis === "time" ? "time since " + (this.data.began || "the log began") + " (" + this.timeUnit + ")" : stepTitle, standoff: 6 },
+          range: this.xRange(), anchor: below ? "y3" : "y", nticks: narrow ? 5 : 10, tickformat: this.axis === "time" ? "~r" : ",~r", showgrid: false, showline: true,
         }),
         yaxis: Object.assign({}, axis, {
           title: { text: "time of an iteration (" + this.unit + ")", standoff: 4 },
           type: log ? "log" : "linear", range: this.yRange(), tickformat: log ? "~g" : ",~g", nticks: 7,
-          dtick: log ? "D2" : undefined,
+          dtick: log ? "D2" : undefined, domain: [below, 1],
         }),
-        yaxis2: { overlaying: "y", side: "right", type: log ? "log" : "linear", visible: !narrow && !!this.data.healthy_s,
+        yaxis3: Object.assign({}, axis, {
+          domain: [0, Math.max(0.01, below - 0.03)], range: [this.lanes.length - 0.4, -0.6], visible: below > 0, fixedrange: true,
+          tickvals: this.lanes.map((_, i) => i), ticktext: this.lanes, tickfont: { size: narrow ? 9.5 : 11 }, showgrid: true,
+        }),
+        yaxis2: { overlaying: "y", side: "right", domain: [below, 1], type: log ? "log" : "linear", visible: !narrow && !!this.data.healthy_s,
           showgrid: false, zeroline: false, tickmode: log ? "linear" : "auto", tickprefix: "×", tickformat: "~g", nticks: 6,
           dtick: log ? "D2" : undefined, tickfont: { color: css("healthy") }, fixedrange: true },
         shapes: this.shapes(),
