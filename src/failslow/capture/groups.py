@@ -26,12 +26,15 @@ class GroupTable:
     number: to a reader it is the same set of workers.
     """
 
-    def __init__(self, add: Callable[[Mapping[str, Any]], bool]) -> None:
-        """add: appends an entry to the ring's table; False when that is full."""
+    def __init__(
+        self, add: Callable[[Mapping[str, Any]], bool], renewed: Callable[[int], None]
+    ) -> None:
+        """add: appends an entry to the ring's table; False when that is full. renewed: told the
+        number of a group that was made again."""
         self.known: dict[int, tuple[int, int]] = {}
         """{id of the Python object: (number, size)}; an entry leaves with its object, so an
         address that is used again is never taken for the group that had it before."""
-        self._add = add
+        self._add, self._renewed = add, renewed
         self._backends: dict[int, str] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._guards: dict[int, weakref.ref[Any]] = {}
@@ -82,6 +85,8 @@ class GroupTable:
             else:
                 self._numbers[key] = number
                 self._backends[number] = backend
+        elif group in c10d._world.pg_map:  # else perhaps a new object that stands for the old group
+            self._renewed(number)
         address = id(group)
         self._guards[address] = weakref.ref(group, lambda _: self._forget(address))
         self.known[address] = (number, size)

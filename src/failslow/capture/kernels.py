@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from failslow.capture.layout import FLAG_ERROR, OFFSET_CONTROL
+from failslow.capture.layout import FLAG_ERROR, OFFSET_CONTROL, POINT_TO_POINT
 from failslow.capture.ops import Op, dtype_codes
 from failslow.capture.recorder import Recorder, ThreadState
 
@@ -36,10 +36,19 @@ def make_kernel(recorder: Recorder, overload: Any, op: Op) -> Callable[..., Any]
     code, returns, scaled = op.code, op.returns, op.times_group
     measure = _whole_list if op.listed else _one_tensor if op.sized else _nothing
     enough = len(overload._schema.arguments) if at_blocking is None else at_blocking
+    counted = op.name not in POINT_TO_POINT
 
     def kernel(keys: Any, *args: Any) -> Any:
         state: ThreadState = local.state
         if state.busy or not recorder.on:
+            return redispatch(keys & below, *args)
+        try:
+            group = unbox_group(args[at_group])
+            number, group_size = number_of(id(group)) or recorder.group(group)
+            if counted and group_size == recorder.spans:
+                recorder.arrive(number)
+        except Exception as error:
+            recorder.fault(error)
             return redispatch(keys & below, *args)
         profiled = recorder.control[control_at]
         begun = recorder.begin(args[at_message]) if profiled else None
@@ -47,14 +56,12 @@ def make_kernel(recorder: Recorder, overload: Any, op: Op) -> Callable[..., Any]
         try:
             out = redispatch(keys & below, *args)
         except BaseException:
-            recorder.failed(state, start, code, unbox_group(args[at_group]))
+            recorder.failed(state, start, code, group)
             raise
         call_ns = now() - start
         try:
             if state.work is not None or state.call is not None:
                 flush(state)
-            group = unbox_group(args[at_group])
-            number, group_size = number_of(id(group)) or recorder.group(group)
             first, size = measure(args[at_message])
             on_cpu = first.is_cpu
             state.call = (

@@ -4,7 +4,8 @@ In: nothing. Out: `struct` layouts shared by the writer (in the trainer) and the
 agent). All integers are little-endian, all times CLOCK_MONOTONIC nanoseconds. The file:
 
     0        header: magic, version, sizes and offsets; then, a cache line each, the live fields
-             head (records written so far), groups_used, control (the agent's wishes), faults
+             head (records written so far), groups_used, control (the agent's wishes), faults;
+             from 512 on the collectives begun so far on each group that spans all workers
     4096     description: one JSON object (host, job, rank, op names, clock anchor, mode ...)
     16384    group table: one JSON line a group, appended when the group appears:
              {"id":1,"name":"3","desc":"mesh_tp","backend":"gloo","size":2,"ranks":[[0,2,1]],...}
@@ -24,6 +25,7 @@ from typing import Final
 __all__ = [
     "CALL",
     "CONTROL_PROFILE",
+    "COUNTED_GROUPS",
     "DESCRIPTION_OFFSET",
     "DONE",
     "DTYPES",
@@ -36,11 +38,14 @@ __all__ = [
     "NO_GROUP",
     "OFFSET_CLOSED",
     "OFFSET_CONTROL",
+    "OFFSET_COUNTS",
     "OFFSET_FAULTS",
     "OFFSET_GROUPS_USED",
     "OFFSET_HEAD",
     "OPS",
     "OPTIMIZER_STEP",
+    "PAUSE",
+    "POINT_TO_POINT",
     "RECORD",
     "RECORD_FIELDS",
     "TRAINER_STEP",
@@ -67,6 +72,10 @@ OFFSET_GROUPS_USED: Final = 192
 OFFSET_CONTROL: Final = 256
 OFFSET_FAULTS: Final = 320
 OFFSET_CLOSED: Final = 384
+OFFSET_COUNTS: Final = 512
+COUNTED_GROUPS: Final = (4096 - OFFSET_COUNTS) // 8
+"""Groups whose collectives are counted: those numbered below it, if they span all workers. A count
+begins at 0 with each making of the group, and is the same on all ranks at the same call."""
 DESCRIPTION_OFFSET: Final = 4096
 GROUPS_OFFSET: Final = 16384
 
@@ -119,6 +128,9 @@ OPTIMIZER_STEP: Final = 4
 ... in the order of their first step), `op` is 0, `group` NO_GROUP."""
 TRAINER_STEP: Final = 5
 """The trainer itself says that iteration `size_bytes` ended; outranks every other source."""
+PAUSE: Final = 6
+"""This worker was made to stand still from `start_ns` to `end_ns`; `size_bytes` numbers the pause,
+`thread` is the one that stood, `group` the one before whose call."""
 
 FLAG_ASYNC: Final = 1
 """The caller asked for a Work instead of blocking."""
@@ -152,6 +164,8 @@ OPS: Final = (
     "monitored_barrier_",
 )
 """Names of `RECORD.op`, those of torch's c10d dispatcher. Append only: the index is the code."""
+POINT_TO_POINT: Final = frozenset({"send", "recv_", "recv_any_source_"})
+"""Those that not all ranks of the group call."""
 
 DTYPES: Final = (
     "",

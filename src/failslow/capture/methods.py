@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from failslow.capture.layout import OFFSET_CONTROL, OPS
+from failslow.capture.layout import OFFSET_CONTROL, OPS, POINT_TO_POINT
 from failslow.capture.ops import dtype_codes
 from failslow.capture.recorder import Recorder, ThreadState
 
@@ -60,10 +60,18 @@ def make_method(recorder: Recorder, name: str, original: Any) -> Callable[..., A
     op_name, at_message, times = METHODS[name]
     code, at_peer, codes = OPS.index(op_name), _PEER_ARGUMENT.get(name), dtype_codes()
     local, now, known = recorder.local, time.monotonic_ns, recorder.groups.known
+    counted = op_name not in POINT_TO_POINT
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         state: ThreadState = local.state
         if state.busy or not recorder.on:
+            return original(self, *args, **kwargs)
+        try:
+            number, group_size = known.get(id(self)) or recorder.group(self)
+            if counted and group_size == recorder.spans:
+                recorder.arrive(number)
+        except Exception as error:
+            recorder.fault(error)
             return original(self, *args, **kwargs)
         profiled = recorder.control[OFFSET_CONTROL]
         first, size = None, 0
@@ -79,7 +87,6 @@ def make_method(recorder: Recorder, name: str, original: Any) -> Callable[..., A
         call_ns = now() - start
         try:
             recorder.flush(state)
-            number, group_size = known.get(id(self)) or recorder.group(self)
             options = kwargs.get("opts", args[-1] if args else None)
             peer = args[at_peer] if at_peer is not None else getattr(options, "rootRank", -1)
             on_cpu = first is None or first.is_cpu

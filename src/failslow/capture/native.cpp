@@ -50,6 +50,7 @@ KnownGroup& group_of(Local& state, const c10::intrusive_ptr<ProcessGroup>& group
   auto [number, size] =
       recorder->attr("group")(py::cast(group)).cast<std::pair<uint16_t, uint32_t>>();
   KnownGroup known{c10::weak_intrusive_ptr<ProcessGroup>(group), number, size};
+  if (size == ring.world_size && number < ring.counted_groups) known.count = ring.counts + number;
   return state.groups.insert_or_assign(group.get(), std::move(known)).first->second;
 }
 
@@ -72,8 +73,17 @@ class Held {  // a Python object owned without holding the interpreter's lock
 struct Op {  // as ops.Op; -1 where that has None
   uint8_t code;
   int group, message, peer, blocking, returns;
-  bool listed, sized, times_group;
+  bool listed, sized, times_group, counted;
 };
+
+// Counts a collective that all workers are about to call; Python sees to what the agent wants,
+// which may take long. What it raises is a signal's doing and goes to the caller.
+void arrive(const KnownGroup& group) {
+  const uint64_t count = group.count->fetch_add(1) + 1;  // before the look at the word: see pausing
+  if (attention.load(std::memory_order_relaxed)->load() == 0) return;
+  py::gil_scoped_acquire gil;
+  recorder->attr("meet")(group.number, count);
+}
 
 class Kernel final : public c10::OperatorKernel {
  public:
@@ -98,6 +108,7 @@ class Kernel final : public c10::OperatorKernel {
     } catch (const std::exception&) {
       fault();
     }
+    if (group && group->count && op_.counted) arrive(*group);
     const bool measured = group && !on_cpu && ring.control && ring.control->load();
     const Held begun(measured ? begin() : nullptr);
     record.thread = state.thread;
@@ -225,7 +236,7 @@ void install(py::object owner, const std::vector<std::pair<std::string, py::tupl
   for (const auto& [name, p] : ops) {
     const auto number = [&p = p](size_t i) { return p[i].cast<int>(); };
     Op op{static_cast<uint8_t>(number(0)), number(1), number(2), number(3), number(4), number(5),
-          p[6].cast<bool>(), p[7].cast<bool>(), p[8].cast<bool>()};
+          p[6].cast<bool>(), p[7].cast<bool>(), p[8].cast<bool>(), p[9].cast<bool>()};
     library->impl(
         name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op)));
   }
@@ -233,15 +244,24 @@ void install(py::object owner, const std::vector<std::pair<std::string, py::tupl
 }
 
 void open_ring(py::buffer memory, uint64_t ring_at, uint64_t capacity, uint64_t head_at,
-          uint64_t control_at, uint64_t faults_at) {
+          uint64_t control_at, uint64_t faults_at, uint64_t counts_at, uint64_t counted_groups,
+          uint32_t world_size) {
   // The view is never released: a late completion must find the memory mapped.
   auto* base = static_cast<char*>((new py::buffer_info(memory.request(true)))->ptr);
   ring.mask = capacity - 1;
   ring.head = reinterpret_cast<std::atomic<uint64_t>*>(base + head_at);
   ring.control = reinterpret_cast<std::atomic<uint32_t>*>(base + control_at);
   ring.faults = reinterpret_cast<std::atomic<uint64_t>*>(base + faults_at);
+  ring.counts = reinterpret_cast<std::atomic<uint64_t>*>(base + counts_at);
+  ring.counted_groups = counted_groups;
+  ring.world_size = world_size;
   ring.next = 1;
   ring.slots = reinterpret_cast<Record*>(base + ring_at);
+}
+
+void hear(py::buffer memory, uint64_t attention_at) {
+  auto* base = static_cast<char*>((new py::buffer_info(memory.request(true)))->ptr);
+  attention = reinterpret_cast<std::atomic<uint64_t>*>(base + attention_at);
 }
 
 uint64_t append(int64_t start, int64_t end, int64_t wait, int64_t size, int64_t call,
@@ -270,8 +290,9 @@ PYBIND11_MODULE(failslow_native, m) {
   m.def("install", &install);
   m.def("uninstall", [] { on = false; library.reset(); });
   m.def("open", &open_ring);
+  m.def("hear", &hear);
   m.def("stop", [] { on = false; });
-  m.def("forget", [] { on = false; ring.slots = nullptr; });
+  m.def("forget", [] { on = false; ring.slots = nullptr; attention = &nothing; });
   m.def("flush", [] { flush(local()); });
   m.def("fault", &fault);
   m.def("set_busy", [](bool busy) { local().busy = busy; });

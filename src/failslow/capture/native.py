@@ -26,6 +26,7 @@ from failslow.capture.ops import Op
 from failslow.capture.recorder import Recorder
 from failslow.capture.ring import RingWriter
 from failslow.errors import CaptureError
+from failslow.mailbox import OFFSET_ATTENTION, Mailbox
 
 __all__ = ["NativeRecorder", "build", "extension_path", "load"]
 
@@ -135,6 +136,7 @@ class NativeRecorder(Recorder):
                         op.listed,
                         op.sized,
                         op.times_group,
+                        op.name not in layout.POINT_TO_POINT,
                     ),
                 )
                 for _, op in ops.values()
@@ -150,8 +152,17 @@ class NativeRecorder(Recorder):
             layout.OFFSET_HEAD,
             layout.OFFSET_CONTROL,
             layout.OFFSET_FAULTS,
+            layout.OFFSET_COUNTS,
+            layout.COUNTED_GROUPS,
+            ring.world_size,
         )
+        super().opened(ring)
         self.append = self.extension.append
+
+    def reachable(self, mailbox: Mailbox) -> None:
+        """The extension looks at the attention word from now on."""
+        super().reachable(mailbox)
+        self.extension.hear(mailbox.memory, OFFSET_ATTENTION)
 
     def refuse(self, reason: str) -> None:
         """As the base; the extension passes calls through from then on."""

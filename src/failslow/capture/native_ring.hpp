@@ -45,6 +45,9 @@ struct Ring {
   std::atomic<uint64_t>* head = nullptr;
   std::atomic<uint64_t>* faults = nullptr;
   std::atomic<uint32_t>* control = nullptr;
+  std::atomic<uint64_t>* counts = nullptr;  // of groups that span all workers, by number
+  uint64_t counted_groups = 0;
+  uint32_t world_size = 0;
   std::atomic<uint64_t> next{1};
 };
 
@@ -53,6 +56,7 @@ struct KnownGroup {
   uint16_t number;
   uint32_t size;
   uint32_t without_future = 0;  // a bit for each op whose Work offers none
+  std::atomic<uint64_t>* count = nullptr;  // null: does not span all workers
 };
 
 struct Noted {  // what a later wait or completion says of its call
@@ -76,6 +80,8 @@ struct Local {
 
 std::atomic<bool> on{false};
 Ring ring;
+constinit std::atomic<uint64_t> nothing{0};
+std::atomic<std::atomic<uint64_t>*> attention{&nothing};  // what the agent wants looked at, 0 nothing
 
 Local& local() {
   static thread_local Local state;

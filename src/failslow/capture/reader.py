@@ -142,6 +142,12 @@ class RingReader:
         self._groups_read = used
         return list(self._groups)
 
+    def count(self, number: int) -> int:
+        """Collectives the worker has begun on this group; 0 for one that does not span all."""
+        if not 0 <= number < layout.COUNTED_GROUPS:
+            return 0
+        return int(layout.U64.unpack_from(self._memory, layout.OFFSET_COUNTS + 8 * number)[0])
+
     def set_profile(self, on: bool) -> None:
         """Ask the writer to record completions too (costs it more a call), or no longer."""
         value = layout.CONTROL_PROFILE if on else 0

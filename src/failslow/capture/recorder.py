@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from failslow.capture.completion import Completions, CudaClock, DeviceClock
 from failslow.capture.groups import GroupTable
 from failslow.capture.layout import (
     CALL,
+    COUNTED_GROUPS,
     DONE,
     FLAG_ASYNC,
     FLAG_ERROR,
@@ -28,12 +29,16 @@ from failslow.capture.layout import (
     NO_GROUP,
     OFFSET_CONTROL,
     OPTIMIZER_STEP,
+    PAUSE,
     TRAINER_STEP,
     WAIT,
 )
 from failslow.capture.ring import Append, RingWriter, job_name, ring_capacity
 from failslow.errors import CaptureError
-from failslow.mailbox import Mailbox
+from failslow.mailbox import OFFSET_ATTENTION, Mailbox
+
+if TYPE_CHECKING:
+    from failslow.capture.pausing import Pauser
 
 __all__ = ["Recorder", "ThreadState"]
 
@@ -80,7 +85,13 @@ class Recorder:
         self.ring: RingWriter | None = None
         self.mailbox: Mailbox | None = None
         """The way to and from the node's agent; None before the first call."""
-        self.groups = GroupTable(self._add_group)
+        self.groups = GroupTable(self._add_group, self._renew_group)
+        self.spans = 0
+        """Size of a group that spans all workers, whose collectives are counted in..."""
+        self.counts: Any = []
+        """...this, by the group's number (see `layout.COUNTED_GROUPS`)."""
+        self.attention: Any = bytes(1)
+        """Its item 0 is what the agent wants looked at; 0 nothing."""
         self.append: Append = self._unopened
         self.control: Any = bytes(OFFSET_CONTROL + 1)
         """The ring's bytes; `control[OFFSET_CONTROL]` is what the agent asks for."""
@@ -91,6 +102,7 @@ class Recorder:
         self._unwaited: dict[int, tuple[int, int, int, int]] = {}
         self._optimizers: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._pauser: Pauser | None = None
 
     def open(self) -> None:
         """Make the ring. On refusal recording ends for good and the reason goes to stderr."""
@@ -111,15 +123,54 @@ class Recorder:
                 raise
             self.opened(ring)
             try:
-                self.mailbox = Mailbox.create(ring.path)
+                mailbox = Mailbox.create(ring.path)
             except CaptureError as error:  # watched all the same, but cannot be spoken to
                 self.fault(error)
+            else:
+                self.reachable(mailbox)
             self.ring = ring  # last: other threads take it as the sign that all is ready
 
     def opened(self, ring: RingWriter) -> None:
         """The ring was just made: from now on records go there."""
         self.control = ring.memory
         self.append = ring.append
+        self.counts, self.spans = ring.counts, ring.world_size
+
+    def reachable(self, mailbox: Mailbox) -> None:
+        """The agent can be heard from now on."""
+        self.mailbox = mailbox
+        view = memoryview(mailbox.memory)[OFFSET_ATTENTION : OFFSET_ATTENTION + 8]
+        self.attention = view.cast("Q")
+
+    def arrive(self, number: int) -> None:
+        """A collective on a group of `spans` workers is about to be called: count it, and see to
+        what the agent wants.
+
+        It may return much later: see `pausing`. Whatever it raises is a signal's doing, not ours.
+        """
+        if number < COUNTED_GROUPS:
+            counts = self.counts
+            counts[number] = count = counts[number] + 1
+            if self.attention[0]:
+                self.meet(number, count)
+
+    def meet(self, number: int, count: int) -> None:
+        """The agent wants something, and this is the `count`-th call on the group."""
+        try:
+            if self._pauser is None:
+                from failslow.capture.pausing import Pauser
+
+                with self._lock:
+                    self._pauser = self._pauser or Pauser(self)
+            self._pauser.meet(number, count)
+        except Exception as error:
+            self.fault(error)
+
+    def paused(self, start: int, end: int, pause: int, group: int) -> None:
+        """Write that this thread was made to stand still."""
+        state = self.local.state
+        self.flush(state)
+        self.append(start, end, end - start, pause, 0, state.thread, -1, 0, 0, PAUSE, 0, 0, group)
 
     def refuse(self, reason: str) -> None:
         """End recording for good and say why, once."""
@@ -293,10 +344,14 @@ class Recorder:
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's; never touch it, never record."""
-        self.on, self.ring, self.mailbox = False, None, None
+        self.on, self.ring, self.mailbox, self._pauser = False, None, None, None
         self.reason = "forked from a watched process"
-        self.control = bytes(OFFSET_CONTROL + 1)
+        self.control, self.attention, self.spans = bytes(OFFSET_CONTROL + 1), bytes(1), 0
         self.append = self._unopened
+
+    def _renew_group(self, number: int) -> None:
+        if number < len(self.counts):
+            self.counts[number] = 0
 
     def _add_group(self, entry: Mapping[str, Any]) -> bool:
         return self.ring is not None and self.ring.add_group(entry)

@@ -177,6 +177,9 @@ class RingWriter:
         self.memory = memory
         self.offset = ring_offset
         self.pid = os.getpid()
+        self.world_size: int = layout.HEADER.unpack_from(memory)[11]
+        self.counts = memoryview(memory)[layout.OFFSET_COUNTS : layout.DESCRIPTION_OFFSET].cast("Q")
+        """Collectives begun on each group that spans all workers, by its number."""
         self._groups_used = 0
         self._groups_capacity = ring_offset - layout.GROUPS_OFFSET
         self.append: Append = _make_append(memory, capacity, ring_offset)
