@@ -124,6 +124,8 @@ class LocalizeConfig(StageConfig):
     """Share of an hour's time that pauses may take together."""
     pause_attempts: int = Field(3, ge=1, le=10)
     """Boundaries tried before a pause is given up for this time."""
+    recheck_s: float = Field(60.0, gt=0.0)
+    """A culprit is put to the proof again after so long, then after twice as long, and so on."""
     gemm_size: int | None = Field(None, ge=16, le=65_536)
     """Rows and columns of the benchmark's matrices; None: by the device."""
     gemm_dtype: str | None = None

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from failslow.config import DecideConfig, DetectConfig, RuntimeConfig
+from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig
 from failslow.detect import Detector
 from failslow.journal import JournalEntry
 from failslow.pipeline.episodes import EpisodeBook
 from failslow.pipeline.health import HealthBook
+from failslow.pipeline.inquiry import Inquiry
 from failslow.pipeline.messages import (
     AgentBeat,
     BusReport,
@@ -75,6 +76,7 @@ class Pipeline:
         detect: DetectConfig | None = None,
         runtime: RuntimeConfig | None = None,
         decide: DecideConfig | None = None,
+        localize: LocalizeConfig | None = None,
         since_t: float = 0.0,
         alone: bool = False,
     ) -> None:
@@ -89,7 +91,14 @@ class Pipeline:
         )
         self._detector = Detector(self._detect)
         self._episodes = EpisodeBook(self._detect, update_s=self._runtime.update_s)
-        self.remedy = Remedy(decide or DecideConfig(), node_of=self._node_of)
+        decide = decide or DecideConfig()
+        self.remedy = Remedy(decide, node_of=self._node_of)
+        self.inquiry = Inquiry(
+            localize or LocalizeConfig(),
+            decide.mode,
+            ranks=lambda: self.health.living,
+            decide=self.remedy.verdict,
+        )
         self._summaries: dict[int, _Summary] = {}
         self._foreign = False
         self._last: JobStep | None = None
@@ -121,7 +130,8 @@ class Pipeline:
         if isinstance(event, BusReport):
             return self.health.bus(event, now_s)
         if isinstance(event, Report):
-            return self.remedy.report(event, now_s) if event.topic in ("steer", "act") else []
+            asked = self.remedy if event.topic in ("steer", "act", "restart") else self.inquiry
+            return asked.report(event, now_s)
         return self._tick(now_s)
 
     def finish(self, now_s: float) -> list[Instruction]:
@@ -157,6 +167,7 @@ class Pipeline:
             usual_s=self._last.sample.duration_s if self._last else 0.0,
             now_s=now_s,
         )
+        out += self.inquiry.tick(now_s, holding=self.remedy.holding)
         out += self.remedy.tick(now_s)
         if now_s - self._alive_s >= _ALIVE_S:
             out.append(self._controller("alive", now_s, ""))
@@ -193,6 +204,7 @@ class Pipeline:
         for instruction in said:
             if not isinstance(instruction, Write):
                 continue
+            out += self.inquiry.note(instruction, now_s)
             if instruction.event in ("suspected", "onset") and not self.remedy.holding:
                 self.remedy.healthy(self.series.workers.values())
             elif instruction.event in ("relief", "abandoned"):
@@ -311,6 +323,7 @@ class Pipeline:
                 end_t=entry.t,
             )
         resumed = self.remedy.resume(past.facts, past.plan)
+        self.inquiry.restore(past.reference)
         blind_s = max(0.0, now_s - past.last_t)
         text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
         if past.ended:

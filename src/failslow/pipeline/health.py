@@ -78,6 +78,17 @@ class HealthBook:
             if not agent.leaving and Trouble("agent", node) not in self._bad
         ]
 
+    @property
+    def living(self) -> set[int]:
+        """Ranks whose agent is heard and which run, as far as it knows."""
+        return {
+            rank
+            for node, agent in self.agents.items()
+            if not agent.leaving and Trouble("agent", node) not in self._bad
+            for rank, state in agent.workers.items()
+            if state.alive
+        }
+
     def silent(self, rank: int) -> bool:
         """Whether its agent or its records are known to be missing."""
         return any(what == "worker" and r == rank for what, _, r in self._bad) or any(
@@ -168,13 +179,7 @@ class HealthBook:
                 ranks = sorted(agent.workers)
                 out += self._turn(Trouble("agent", node), text, now_s, agent.seen_s, ranks=ranks)
         limit_s = max(self._blind_after_s, 20.0 * usual_s)
-        alive = {
-            rank
-            for node, agent in self.agents.items()
-            if not agent.leaving and Trouble("agent", node) not in self._bad
-            for rank, state in agent.workers.items()
-            if state.alive
-        }
+        alive = self.living
         if advanced_s is not None:
             for worker in workers:
                 quiet = (

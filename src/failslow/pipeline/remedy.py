@@ -113,6 +113,9 @@ class Remedy:
         """A letter of the Coordinator, or a person's command."""
         body = dict(event.body)
         what = body.pop("what", "")
+        if event.topic == "restart":
+            error = body.get("error")
+            return [Say(f"node {event.node} cannot be told to restart: {error}")] if error else []
         try:
             if event.topic == "act":
                 return self._decide(_COMMAND.validate_python({"order": body.get("order")}), now_s)

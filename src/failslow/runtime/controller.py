@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from failslow.config import DecideConfig, DetectConfig, RuntimeConfig, load_config
+from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig, load_config
 from failslow.errors import FailslowError, JournalError, TransportError
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
 from failslow.pipeline import (
@@ -37,7 +37,7 @@ from failslow.pipeline import (
 from failslow.runtime.acts import take_order
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import Meeting, is_loopback, meeting
-from failslow.runtime.supervise import worker_lives
+from failslow.runtime.supervise import StepBack, worker_lives
 from failslow.runtime.transport import Endpoint, from_url
 from failslow.runtime.wire import AGENTS, NEWS, ORDERS, decode, encode_order
 
@@ -168,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         detect = load_config("detect", DetectConfig, environ=environ)
         mode = {"mode": environ.get("FAILSLOW_MODE") or None}
         decide = load_config("decide", DecideConfig, arguments=mode, environ=environ)
+        localize = load_config("localize", LocalizeConfig, environ=environ)
         folder = RunFolder(job, environ)
         meet = meeting(job, environ)
         token = folder.token()
@@ -184,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         detect=detect,
         runtime=runtime,
         decide=decide,
+        localize=localize,
         # a bus that outlives the job may hold messages of an earlier start of it
         since_t=_started_t(options.launch) - _SKEW_S if meet.serve is None else 0.0,
         alone=meet.alone,
@@ -193,8 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         worker=options.worker, pipeline=pipeline, endpoint=endpoint, journal=journal
     )
     controller.start(read_tail(journal.path), clock.now_s())
+    step_back = StepBack(time.monotonic())
     while controller.turn(clock) and not stopping.is_set():
-        pass
+        step_back.look(time.monotonic(), at_work=bool(pipeline.health.agents))
     controller.end(clock.now_s())
     if server is not None:
         server.close()

@@ -1,0 +1,376 @@
+"""From "the job is slow" to who it is: profiles asked for and compared, suspects put to the proof.
+
+In: what the episode book says, the agents' reports. Out: `Order`s to profile, to pause, to tell of
+their telemetry; journal lines; and a `Verdict`, given to whoever decides what is done:
+
+    {"kind":"diagnosis","episode":"e1745735301","suspects":[{"what":"compute","ranks":[3],…}],…}
+    {"kind":"validation","episode":"e1745735301","why":"suspects","pause_s":1.9,"results":[…]}
+    {"kind":"verdict","episode":"e1745735301","findings":[{"what":"device","ranks":[3],…}],…}
+
+In mode observe training is never paused: the diagnosis is all there is. The same script run in
+healthy times, soon after the start, is the reference that verdicts compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from failslow.config import LocalizeConfig
+from failslow.localize import script
+from failslow.localize.evidence import explain_all
+from failslow.localize.judge import judge
+from failslow.localize.pause import TOPIC, PauseLead, PauseResult
+from failslow.localize.profile import diagnose
+from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
+from failslow.pipeline.wording import described, proved
+from failslow.records import Diagnosis, Finding, RankProfile, SteerMode, Verdict
+
+__all__ = ["Inquiry"]
+
+_PROFILE_S = 3.0
+_PROFILE_ITERATIONS = 8
+_PROFILE_LIMIT_S = 20.0
+"""Profiles that have not come by then do not come."""
+_TELEMETRY_S = 2.0
+"""How long a verdict waits for what the nodes' samplers saw."""
+_BEFORE_S, _AFTER_S = 120.0, 5.0
+_RETRY_S = 5.0
+_RETRIES = 6
+_MAX_RECHECK_S = 600.0
+_SHARE = 0.8
+"""Of a pause's limit what its script may take by estimate."""
+_JOURNALED = 1024
+"""Profiles of more ranks than this are not all written down."""
+_PROFILE: TypeAdapter[RankProfile] = TypeAdapter(RankProfile)
+
+Window = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Case:
+    """One suspicion, and the episode it has become."""
+
+    id: str
+    onset_t: float
+    slowdown: float
+    confirmed: bool = False
+    asked_s: float | None = None
+    """When profiles were asked for; None: not waiting for any."""
+    profiles: dict[int, RankProfile] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
+    due_s: float | None = None
+    """When suspects are to be put to the proof (again)."""
+    recheck_s: float = 0.0
+    failures: int = 0
+    findings: tuple[Finding, ...] = ()
+
+
+class Inquiry:
+    """Finds one job's culprits.
+
+    ranks: the workers that live. decide: takes each verdict.
+    """
+
+    def __init__(
+        self,
+        config: LocalizeConfig,
+        mode: SteerMode,
+        *,
+        ranks: Callable[[], Collection[int]],
+        decide: Callable[[Verdict, float], list[Instruction]],
+    ) -> None:
+        self._config, self._mode = config, mode
+        self._ranks, self._decide = ranks, decide
+        self._lead = PauseLead(config, mode=mode)
+        self._taking_part: frozenset[int] = frozenset()
+        self._why = ""
+        """What the pause that is on is for: "reference" or "suspects"."""
+        self._case: _Case | None = None
+        self._healthy: dict[int, RankProfile] = {}
+        self._reference: list[dict[str, Any]] = []
+        self._reference_due_s: float | None = None
+        self._windows: dict[str, Window] = {}
+        self._proved: tuple[PauseResult, float] | None = None
+        """A pause's result that waits for telemetry, until when."""
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Ranks the present diagnosis accuses."""
+        diagnosis = self._case.diagnosis if self._case else None
+        return tuple(r for s in diagnosis.suspects for r in s.ranks) if diagnosis else ()
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def note(self, write: Write, now_s: float) -> list[Instruction]:
+        """A suspicion or an episode has taken a turn."""
+        event = write.event
+        if event == "suspected":
+            record = write.record
+            self._case = _Case(record["id"], record["first_t"], record["slowdown"])
+            return self._ask(self._case, now_s)
+        if event == "cleared":
+            if self._case is not None and not self._case.confirmed:
+                self._case = None
+        elif event == "onset":
+            tags = write.tags
+            if self._case is None or self._case.id != tags["id"]:
+                self._case = _Case(tags["id"], tags["start_t"], write.record.slowdown)
+                self._case.confirmed = True
+                return self._ask(self._case, now_s)
+            self._case.confirmed, self._case.slowdown = True, write.record.slowdown
+            self._case.due_s = now_s
+        elif event == "level" and self._case is not None:
+            # deeper: there may be another one
+            slower = write.tags["slowdown_now"] > self._case.slowdown
+            self._case.slowdown = write.tags["slowdown_now"]
+            if slower:
+                return self._ask(self._case, now_s)
+        elif event in ("relief", "abandoned"):
+            self._case = None
+        return []
+
+    def report(self, event: Report, now_s: float) -> list[Instruction]:
+        """An agent answers."""
+        if event.topic == "profile":
+            return self._profile(event, now_s)
+        if event.topic == "telemetry":
+            self._windows[event.node] = event.body
+            return self._prove(now_s)
+        if event.topic == TOPIC and self._lead.active:
+            return self._led(self._lead.report(event.rank, event.body, now_s), now_s)
+        return []
+
+    def tick(self, now_s: float, *, holding: bool) -> list[Instruction]:
+        """Time passed. holding: something is done about the fault."""
+        out: list[Instruction] = []
+        if self._lead.active:
+            gone = self._taking_part - set(self._ranks())
+            bodies = self._lead.lost(gone, now_s) if gone else []
+            out += self._led([*bodies, *self._lead.tick(now_s)], now_s)
+        case = self._case
+        asked_s = case.asked_s if case else None
+        if case is not None and asked_s is not None and now_s - asked_s > _PROFILE_LIMIT_S:
+            out += self._diagnose(case, now_s)
+        if self._proved is not None:
+            out += self._prove(now_s)
+        elif not self._lead.active and self._mode != "observe":
+            if case is not None:
+                out += self._validate(case, now_s, holding=holding)
+            elif self._reference_due_s is not None and now_s >= self._reference_due_s:
+                out += self._refer(now_s)
+        return out
+
+    def restore(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """The reference an earlier controller of this job took."""
+        self._reference = [dict(result) for result in results]
+
+    # -- profiles ----------------------------------------------------------------------------------
+
+    def _ask(self, case: _Case, now_s: float) -> list[Instruction]:
+        case.asked_s, case.profiles = now_s, {}
+        body = {"why": "suspicion", "for_s": _PROFILE_S, "min_iterations": _PROFILE_ITERATIONS}
+        return [Order(topic="profile", body=body)]
+
+    def _profile(self, event: Report, now_s: float) -> list[Instruction]:
+        body = dict(event.body)
+        why = body.pop("why", "")
+        try:
+            profile = _PROFILE.validate_python(body)
+        except ValidationError as error:
+            return [Say(f"a profile of node {event.node} makes no sense: {_first(error)}")]
+        if why == "healthy":
+            return self._first_look(profile, now_s)
+        case = self._case
+        if case is None or case.asked_s is None:
+            return []
+        case.profiles[profile.rank] = profile
+        return self._diagnose(case, now_s) if case.profiles.keys() >= set(self._ranks()) else []
+
+    def _first_look(self, profile: RankProfile, now_s: float) -> list[Instruction]:
+        """Healthy profiles: once all are there, who is slow from the start, by its peers?"""
+        new = profile.rank not in self._healthy
+        self._healthy[profile.rank] = profile
+        if not new or not self._healthy.keys() >= set(self._ranks()):
+            return []
+        if self._config.reference and not self._reference:
+            self._reference_due_s = now_s
+        diagnosis = diagnose(list(self._healthy.values()), [], episode="", slowdown=1.0)
+        out: list[Instruction] = [Write(kind="diagnosis", record=diagnosis, t=now_s)]
+        if diagnosis.suspects:
+            out.append(Say("at the start: " + described(diagnosis)))
+        return out
+
+    def _diagnose(self, case: _Case, now_s: float) -> list[Instruction]:
+        case.asked_s = None
+        missing = tuple(sorted(set(self._ranks()) - case.profiles.keys()))
+        diagnosis = diagnose(
+            list(case.profiles.values()),
+            list(self._healthy.values()),
+            episode=case.id,
+            slowdown=case.slowdown,
+        )
+        case.diagnosis = diagnosis = replace(diagnosis, missing=missing)
+        case.due_s = now_s
+        accused = {rank for suspect in diagnosis.suspects for rank in suspect.ranks}
+        shown = sorted(case.profiles, key=lambda rank: (rank not in accused, rank))[:_JOURNALED]
+        return [
+            *(
+                Write(
+                    kind="rankprofile", record=case.profiles[r], t=now_s, tags={"episode": case.id}
+                )
+                for r in shown
+            ),
+            Write(kind="diagnosis", record=diagnosis, t=now_s),
+            Say(described(diagnosis)),
+        ]
+
+    # -- proof -------------------------------------------------------------------------------------
+
+    def _validate(self, case: _Case, now_s: float, *, holding: bool) -> list[Instruction]:
+        """Pause training for the suspects' benchmarks, when that is due."""
+        if not case.confirmed or case.diagnosis is None or case.asked_s is not None:
+            return []
+        if case.due_s is None or now_s < case.due_s:
+            return []
+        if case.recheck_s and not holding and not case.findings:
+            return []  # found nothing twice: another level or episode asks again
+        case.due_s = None
+        diagnosis = case.diagnosis
+        stages = script.plan(diagnosis, self._places(), self._settings())
+        if not stages:
+            return [Say("nothing to put to the proof: " + described(diagnosis))]
+        self._windows = {}
+        body = {"since_t": case.onset_t - _BEFORE_S, "until_t": now_s}
+        return [Order(topic="telemetry", body=body), *self._pause(stages, "suspects", now_s)]
+
+    def _refer(self, now_s: float) -> list[Instruction]:
+        """Run the benchmarks once in healthy times."""
+        self._reference_due_s = None
+        stages = script.reference_script(self._places(), self._settings())
+        return self._pause(stages, "reference", now_s)
+
+    def _settings(self) -> script.ScriptSettings:
+        config = self._config
+        repeats = {"gemm_repeats": config.gemm_repeats, "repeats": config.p2p_repeats}
+        return script.ScriptSettings(
+            budget_s=_SHARE * config.pause_limit_s,
+            gemm_dtype=config.gemm_dtype or "",
+            gemm_size=config.gemm_size or 0,
+            sizes_bytes=config.p2p_sizes_bytes or (),
+            **{name: count for name, count in repeats.items() if count is not None},
+        )
+
+    def _pause(self, stages: script.Script, why: str, now_s: float) -> list[Instruction]:
+        self._why, self._taking_part = why, frozenset(self._ranks())
+        bodies = self._lead.begin(stages, self._taking_part, now_s, reference=why == "reference")
+        return self._led(bodies, now_s)
+
+    def _led(self, bodies: Iterable[Mapping[str, Any]], now_s: float) -> list[Instruction]:
+        """Orders of the pause, and what follows once it is over or came to nothing."""
+        out: list[Instruction] = [Order(topic=TOPIC, body=body) for body in bodies]
+        result = self._lead.result
+        if result is None or self._lead.active or not self._why:
+            return out
+        why, self._why = self._why, ""
+        results = _flat(result)
+        record = {
+            "episode": self._case.id if self._case and why == "suspects" else "",
+            "why": why,
+            "ok": result.ok,
+            "reason": result.reason,
+            "step": result.step,
+            "pause_s": result.pause_s,
+            "waited_s": result.waited_s,
+            "missing": result.missing,
+            "errors": {str(rank): error for rank, error in result.errors.items()},
+            "results": results,
+        }
+        out.append(Write(kind="validation", record=record, t=now_s))
+        if not result.ok:
+            return out + self._failed(why, result.reason, now_s)
+        if why == "reference":
+            return out + self._referred(result, results, now_s)
+        self._proved = (result, now_s + _TELEMETRY_S)
+        return out + self._prove(now_s)
+
+    def _referred(
+        self, result: PauseResult, results: list[dict[str, Any]], now_s: float
+    ) -> list[Instruction]:
+        """The reference is there; peers already tell who is slow from the start."""
+        self._reference = results
+        verdict = judge(
+            results, (), self._places(), episode="", step=result.step, pause_s=result.pause_s
+        )
+        names = ", ".join(f"{f.key} x{f.slowdown:.2f}" for f in verdict.findings)
+        more = f"; slow from the start, by its peers: {names}" if names else ""
+        return [
+            Write(kind="verdict", record=verdict, t=now_s),
+            Say(f"reference taken in a pause of {result.pause_s:.2f} s{more}"),
+        ]
+
+    def _failed(self, why: str, reason: str, now_s: float) -> list[Instruction]:
+        case = self._case
+        if why == "reference":
+            self._reference_due_s = now_s + _MAX_RECHECK_S
+        elif case is not None:
+            case.failures += 1
+            if case.failures < _RETRIES:
+                case.due_s = now_s + _RETRY_S * 2 ** (case.failures - 1)
+        return [Say(f"training was not paused for the {why}: {reason}")]
+
+    def _prove(self, now_s: float) -> list[Instruction]:
+        """The verdict, once telemetry is there or has been waited for."""
+        if self._proved is None:
+            return []
+        result, until_s = self._proved
+        nodes = {place.node for place in self._places()}
+        if not nodes <= self._windows.keys() and now_s < until_s:
+            return []
+        self._proved = None
+        case = self._case
+        if case is None:
+            return []  # relief came first: what was slow is well
+        verdict = judge(
+            _flat(result), self._reference, self._places(),
+            episode=case.id, step=result.step, pause_s=result.pause_s,
+        )  # fmt: skip
+        windows = [dict(body) | {"node": node} for node, body in self._windows.items()]
+        findings = explain_all(verdict.findings, windows, onset_t=case.onset_t)
+        verdict = replace(verdict, findings=findings)
+        case.findings = findings
+        case.recheck_s = min(_MAX_RECHECK_S, 2.0 * case.recheck_s or self._config.recheck_s)
+        case.due_s = now_s + case.recheck_s
+        out: list[Instruction] = [
+            Write(kind="telemetry", record=window, t=now_s) for window in windows
+        ]
+        out.append(Write(kind="verdict", record=verdict, t=now_s))
+        out.append(Say(proved(verdict)))
+        return out + self._decide(verdict, now_s)
+
+    def _places(self) -> list[script.WorkerPlace]:
+        living = set(self._ranks())
+        profiles = self._healthy | (self._case.profiles if self._case else {})
+        return [
+            script.WorkerPlace(
+                rank=profile.rank,
+                node=profile.node,
+                host=profile.host or profile.node,
+                device=profile.device,
+            )
+            for rank, profile in sorted(profiles.items())
+            if rank in living
+        ]
+
+
+def _flat(result: PauseResult) -> list[dict[str, Any]]:
+    """What all ranks measured, in one list."""
+    return [dict(item) for items in result.results.values() for item in items]
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
