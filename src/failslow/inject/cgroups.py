@@ -97,8 +97,13 @@ def limit_words(cores: float, *, version: int) -> list[str]:
     return [str(period_us), str(quota_us)]
 
 
-def cpu_group(pid: int | str = "self", *, proc: Path = Path("/proc")) -> CpuGroup | None:
-    """The cpu control group of `pid`; None where this machine, or this container, shows none."""
+def cpu_group(
+    pid: int | str = "self", *, proc: Path = Path("/proc"), root: Path = Path("/")
+) -> CpuGroup | None:
+    """The cpu control group of `pid`; None where this machine, or this container, shows none.
+
+    root: where the mounts of `proc` are looked for; the paths of the group are without it.
+    """
     try:
         mounts = (proc / "self/mountinfo").read_text(encoding="utf-8").splitlines()
         member = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -113,7 +118,7 @@ def cpu_group(pid: int | str = "self", *, proc: Path = Path("/proc")) -> CpuGrou
         # a container sees only a part of the tree, and its members named from the tree's root
         if inside.is_relative_to(top) and ".." not in inside.parts:
             path = point / inside.relative_to(top)
-            if version == 1 or _has_cpu(point):
+            if version == 1 or _has_cpu(root / point.relative_to("/")):
                 return CpuGroup(path, version, point)
     return None
 

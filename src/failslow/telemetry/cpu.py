@@ -167,7 +167,7 @@ class CpuSampler:
 
     def _find_groups(self, pid: int, text: bytes) -> tuple[list[Path], Path | None]:
         """The control groups whose quotas hold a process, its own first, and its pressure file."""
-        group = cpu_group(pid, proc=self._proc)
+        group = cpu_group(pid, proc=self._proc, root=self._root)
         if group is None:
             return [], None
         levels = []

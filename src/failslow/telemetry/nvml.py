@@ -105,7 +105,7 @@ class NvmlSampler:
         try:
             self._nvml = self._load()
         except ImportError:
-            self._error = "no GPU telemetry: nvidia-ml-py is not installed; pip install it"
+            self._error = "no GPU telemetry: nvidia-ml-py is missing; pip install 'failslow[nvidia]'"
             return False
         try:
             self._nvml.nvmlInit()
