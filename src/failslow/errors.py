@@ -25,6 +25,7 @@ __all__ = [
     "JournalError",
     "MessageTooLargeError",
     "MissingDependencyError",
+    "MoveError",
     "OutputError",
     "PlanError",
     "TransportError",
@@ -62,6 +63,15 @@ class MissingDependencyError(InputError):
 
 class JournalError(FailslowError):
     """A journal cannot be read or written."""
+
+
+class MoveError(FailslowError):
+    """The workers' state cannot change places; every worker still has the state it had."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+        """Nothing was moved, and nothing would be by trying again."""
 
 
 class OutputError(FailslowError):
