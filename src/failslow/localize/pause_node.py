@@ -15,6 +15,7 @@ can say "armed" for a worker that makes no call for a minute.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from failslow.localize.pause_worker import TOPIC
 
 __all__ = ["Action", "Attend", "GroupCount", "PauseNode", "Post", "Tell", "WorkerView"]
 
+_FAST_S = 0.01
 _KEPT = 256
 _CHANGES = 3
 """Times a count must have been seen to rise before its pace is known."""
@@ -151,6 +153,12 @@ class PauseNode:
     def busy(self) -> bool:
         """A pause is in hand: turns should follow one another closely."""
         return bool(self._parts or self._order or self._surveys or self._out)
+
+    @property
+    def pace_s(self) -> float:
+        """How soon the next turn should come."""
+        waiting = self._committed or any("ready" in part.said for part in self._parts.values())
+        return _FAST_S if self._parts and waiting else math.inf
 
     def order(self, body: Mapping[str, Any], now_s: float) -> None:
         """Take an order. Raises KeyError or ValueError when it is none."""

@@ -29,6 +29,7 @@ from failslow.pipeline import AgentBeat
 from failslow.records import StepSample
 from failslow.runtime.bus import Bus
 from failslow.runtime.duties import Duty
+from failslow.runtime.duty_pause import PauseDuty
 from failslow.runtime.duty_restart import RestartDuty
 from failslow.runtime.duty_telemetry import TelemetryDuty
 from failslow.runtime.folder import RunFolder
@@ -137,6 +138,10 @@ class Agent:
                 where = "".join(traceback.format_tb(error.__traceback__)[-1:]).strip()
                 _say(f"{duty.topic}: {error!r} {where}")
 
+    def pace_s(self, usual_s: float) -> float:
+        """How soon the next turn shall come: as usual, unless a duty is in a hurry."""
+        return min([usual_s, *(duty.pace_s for duty in self._duties.values())])
+
     def leave(self) -> None:
         """Say good-bye and send what waits."""
         for duty in self._duties.values():
@@ -234,11 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metrics=metrics,
         duties=[
             RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
+            PauseDuty(node),
             TelemetryDuty(node=node, job=job, say=_say),
         ],
     )
     server = metrics.serve() if metrics is not None else None
-    while agent.turn(time.monotonic()) and not stopping.wait(runtime.poll_s):
+    while agent.turn(time.monotonic()) and not stopping.wait(agent.pace_s(runtime.poll_s)):
         pass
     agent.leave()
     remove_stale(environ)

@@ -10,6 +10,7 @@ A duty that fails is said once and costs its own reports; the watching goes on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -30,6 +31,7 @@ class WatchedWorker(Protocol):
     pid: int
     worker: str
     """Its pid and start time."""
+    world_size: int
     ended: bool
     fresh: NDArray[np.void]
     """The records of the last read, of all kinds (`capture.layout`), and..."""
@@ -51,6 +53,10 @@ class WatchedWorker(Protocol):
         """What its ring says of it: host, op names, capture mode, clock anchors."""
         ...
 
+    def count(self, number: int) -> int:
+        """Collectives it has begun on a group that spans all workers; 0 for others."""
+        ...
+
     def set_profile(self, on: bool) -> None:
         """Have completions recorded although that costs more a call, or no longer."""
         ...
@@ -65,6 +71,11 @@ class Duty:
 
     topic: ClassVar[str] = ""
     """Of the orders it takes."""
+
+    @property
+    def pace_s(self) -> float:
+        """How soon it wants its next turn."""
+        return math.inf
 
     def order(self, order: Order, now_s: float) -> None:
         """An order of its topic came."""

@@ -34,6 +34,7 @@ class Follower:
         self._reader = RingReader(path)
         about = self._reader.description
         self.rank: int = self._reader.rank
+        self.world_size: int = self._reader.world_size
         self.pid: int = self._reader.pid
         self.worker = f"{self.pid}-{about['pid_start_ticks']}"
         self._epoch_s = self._reader.to_epoch_s(0)
@@ -80,6 +81,10 @@ class Follower:
     def description(self) -> dict[str, Any]:
         """What its ring says of it."""
         return self._reader.description
+
+    def count(self, number: int) -> int:
+        """Collectives it has begun on a group that spans all workers."""
+        return self._reader.count(number)
 
     def set_profile(self, on: bool) -> None:
         """Have completions recorded although that costs more a call, or no longer."""
