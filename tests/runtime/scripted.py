@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from failslow.config import DecideConfig, DetectConfig, RuntimeConfig
+from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig
 from failslow.journal import JournalEntry, decode_entry, encode_entry
 from failslow.pipeline import (
     AgentBeat,
@@ -44,8 +44,9 @@ class Scripted:
         skew_s: float = 0.3,
         alone: bool = False,
         decide: DecideConfig | None = None,
+        localize: LocalizeConfig | None = None,
     ) -> None:
-        self.decide = decide
+        self.decide, self.localize = decide, localize
         self.detect = detect or DetectConfig(min_duration_s=2.0)
         self.runtime = runtime or RuntimeConfig()
         self.now_s = EPOCH
@@ -72,6 +73,7 @@ class Scripted:
             detect=self.detect,
             runtime=self.runtime,
             decide=self.decide,
+            localize=self.localize,
             since_t=EPOCH - 60.0,
             alone=self.alone,
         )

@@ -1,0 +1,270 @@
+"""From a suspicion to a verdict: a scripted job whose agents profile, pause and measure as told."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from tests.localize.made_results import Culprits, Lab
+from tests.runtime.scripted import Scripted
+
+from failslow.config import DecideConfig, LocalizeConfig
+from failslow.localize.script import WorkerPlace
+from failslow.pipeline import Order, Report
+from failslow.records import CallCell, RankProfile
+
+RANKS = range(4)
+HEALTHY_S = 0.1
+
+
+class Inquired(Scripted):
+    """Four replicas on two nodes; rank `culprit`'s device is `slow` times as slow."""
+
+    culprit = 2
+    slow = 1.0
+    refuses = ""
+    """Why rank 0 does not let itself be paused."""
+    mute: frozenset[int] = frozenset()
+    """Ranks that send no profile."""
+
+    def begin(self, launch: str, entries: Any = ()) -> None:
+        self.read = len(self.out)
+        self.orders: list[Order] = []
+        self.script: list[dict[str, Any]] = []
+        super().begin(launch, entries)
+
+    def give(self, event: Any) -> None:
+        super().give(event)
+        new, self.read = self.out[self.read :], len(self.out)
+        for order in new:
+            if isinstance(order, Order):
+                self.orders.append(order)
+                getattr(self, f"do_{order.topic}")(order.body)
+
+    def tell(self, rank: int | None, topic: str, body: dict[str, Any]) -> None:
+        node = self.node(rank or 0)
+        self.give(Report(node=node, rank=rank, topic=topic, body=body))
+
+    # -- what agents do ----------------------------------------------------------------------------
+
+    def profile(self, why: str, slow: float = 1.0) -> None:
+        for rank in set(RANKS) - self.mute:
+            own_s = 0.06 * (slow if rank == self.culprit else 1.0)
+            wait_s = 0.06 * slow - own_s + 0.002
+            cell = CallCell(
+                group=tuple(RANKS),
+                label="default_pg",
+                op="allreduce_",
+                size_bytes=1_000_000,
+                position=0,
+                calls=20,
+                duration_s=wait_s + 0.03,
+                wait_s=wait_s + 0.03,
+                gap_s=own_s,
+                spread_s=0.0005,
+            )
+            profile = RankProfile(
+                rank=rank,
+                node=self.node(rank),
+                host="boot-1",
+                device="cpu",
+                start_t=self.now_s - 3.0,
+                end_t=self.now_s,
+                iterations=20,
+                iteration_s=own_s + wait_s + 0.03,
+                compute_s=own_s,
+                cells=(cell,),
+            )
+            self.tell(rank, "profile", {"why": why} | asdict(profile))
+
+    def do_profile(self, body: Any) -> None:
+        self.profile(body["why"], self.slow)
+
+    def do_telemetry(self, _body: Any) -> None:
+        for node in self.nodes:
+            self.give(Report(node=node, topic="telemetry", body={"t": [], "series": {}}))
+
+    def do_pause(self, body: Any) -> None:
+        about = {"id": body["id"]}
+        if body["do"] == "survey":
+            for rank in RANKS:
+                groups = [["0 gloo", 100, 2, HEALTHY_S]]
+                self.tell(
+                    rank, "pause", about | {"say": "groups", "groups": groups, "speaks": True}
+                )
+        elif body["do"] == "arm":
+            self.script = body["script"]
+            for rank in RANKS:
+                if rank == 0 and self.refuses:
+                    self.tell(rank, "pause", about | {"say": "refused", "why": self.refuses})
+                else:
+                    self.tell(rank, "pause", about | {"say": "ready", "count": 110})
+        elif body["do"] == "commit":
+            culprits = Culprits(devices={self.culprit: self.slow})
+            measured = Lab(workers=self.places(), noise=0.03).run(self.script, culprits)
+            for rank in RANKS:
+                results = [r for r in measured if r.get("by", r["rank"]) == rank]
+                done = {"say": "done", "results": results, "error": "", "step": 7}
+                self.tell(rank, "pause", about | done | {"pause_s": 1.5, "waited_s": 0.1})
+
+    def places(self) -> list[WorkerPlace]:
+        return [WorkerPlace(rank=r, node=self.node(r), host="boot-1", device="cpu") for r in RANKS]
+
+    # -- a whole story -----------------------------------------------------------------------------
+
+    def story(self, *, slow: float = 1.6) -> None:
+        """Healthy, then slow for long enough."""
+        self.iterate(40, HEALTHY_S)
+        self.profile("healthy")
+        self.iterate(40, HEALTHY_S)
+        self.slow = slow
+        self.iterate(80, HEALTHY_S, slow=1.4, culprit=self.culprit)
+
+    def kinds(self, *kinds: str) -> list[str]:
+        return [entry.kind for entry in self.journal if entry.kind in kinds]
+
+
+def inquired(mode: str = "advise", **changes: Any) -> Inquired:
+    limits = {"pauses_per_hour": 100, "max_pause_share": 1.0} | changes
+    return Inquired(
+        decide=DecideConfig.model_validate({"mode": mode}),
+        localize=LocalizeConfig.model_validate(limits),
+    )
+
+
+def test_a_slow_device_is_suspected_proved_and_named() -> None:
+    job = inquired()
+    job.story()
+    (episode,) = {entry.record.episode for entry in job.said("diagnosis")} - {""}
+    assert episode == job.pipeline.episode
+    diagnosis = job.said("diagnosis")[-1].record
+    assert [suspect.ranks for suspect in diagnosis.suspects] == [(2,)]
+    assert len(job.said("rankprofile")) == 4
+    why = [entry.record["why"] for entry in job.said("validation")]
+    assert why == ["reference", "suspects"]
+    reference, verdict = (entry.record for entry in job.said("verdict"))
+    assert reference.findings == ()
+    (finding,) = verdict.findings
+    assert (finding.what, finding.ranks) == ("device", (2,))
+    assert finding.slowdown == pytest.approx(1.6, abs=0.15)
+    assert verdict.pause_s == 1.5
+    onset = next(e.t for e in job.said("episode") if e.tags["event"] == "onset")
+    assert job.said("verdict")[-1].t - onset < 5.0
+
+
+def test_in_mode_observe_nobody_is_paused_and_the_suspect_is_named() -> None:
+    job = inquired("observe")
+    job.story()
+    assert {order.topic for order in job.orders} == {"profile"}
+    assert [s.ranks for s in job.said("diagnosis")[-1].record.suspects] == [(2,)]
+    assert job.said("verdict") == []
+
+
+def test_a_healthy_job_is_paused_for_its_reference_and_no_more() -> None:
+    job = inquired()
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(400, HEALTHY_S)
+    assert [entry.record["why"] for entry in job.said("validation")] == ["reference"]
+    assert [entry.record.findings for entry in job.said("verdict")] == [()]
+
+
+def test_without_a_reference_peers_prove_it() -> None:
+    job = inquired(reference=False)
+    job.story()
+    assert [entry.record["why"] for entry in job.said("validation")] == ["suspects"]
+    assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(2,)]
+
+
+def test_slow_from_the_start_is_found_by_peers() -> None:
+    job = inquired()
+    job.slow = 1.6
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy", 1.6)
+    job.iterate(40, HEALTHY_S)
+    (verdict,) = [entry.record for entry in job.said("verdict")]
+    assert [finding.ranks for finding in verdict.findings] == [(2,)]
+    assert [s.ranks for s in job.said("diagnosis")[0].record.suspects] == [(2,)]
+
+
+def test_a_pause_that_comes_to_nothing_is_said_and_tried_again() -> None:
+    job = inquired(reference=False)
+    job.refuses = "no collective spans all workers"
+    job.story()
+    failed = [entry.record for entry in job.said("validation")]
+    assert {record["ok"] for record in failed} == {False}
+    assert len(failed) >= 1
+    job.refuses = ""
+    job.iterate(150, HEALTHY_S, slow=1.4, culprit=2)
+    assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(2,)]
+
+
+def test_a_worker_without_profile_is_waited_for_only_so_long() -> None:
+    job = inquired("observe")
+    job.mute = frozenset({3})
+    job.story()
+    job.iterate(160, HEALTHY_S, slow=1.4, culprit=2)
+    (diagnosis,) = [e.record for e in job.said("diagnosis") if e.record.episode]
+    assert diagnosis.missing == (3,)
+
+
+def test_a_suspicion_that_is_cleared_is_not_followed() -> None:
+    job = inquired()
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    job.slow = 1.6
+    job.iterate(8, HEALTHY_S, slow=1.4, culprit=2)
+    job.slow = 1.0
+    job.iterate(200, HEALTHY_S)
+    assert [event for event, _ in job.events()] == ["suspected", "cleared"]
+    assert "suspects" not in [entry.record["why"] for entry in job.said("validation")]
+
+
+def test_relief_ends_the_inquiry() -> None:
+    job = inquired()
+    job.story()
+    pauses = len(job.said("validation"))
+    job.slow = 1.0
+    job.iterate(900, HEALTHY_S)
+    assert job.pipeline.episode is None
+    assert len(job.said("validation")) == pauses
+
+
+def test_a_long_fault_is_looked_at_again_and_ever_more_seldom() -> None:
+    job = inquired(recheck_s=10.0)
+    job.story()
+    job.iterate(1000, HEALTHY_S, slow=1.4, culprit=2)
+    times = [e.t for e in job.said("validation") if e.record["why"] == "suspects"]
+    assert 3 <= len(times) <= 5
+    assert times[2] - times[1] > 1.5 * (times[1] - times[0])
+
+
+def test_reports_without_sense_cost_a_line_and_nothing_else() -> None:
+    job = inquired()
+    for topic, body in (
+        ("profile", {"why": "healthy", "rank": "x"}),
+        ("profile", {}),
+        ("telemetry", {"t": "x", "series": 3}),
+        ("pause", {"say": "done"}),
+        ("nonsense", {}),
+    ):
+        job.give(Report(node="node0", rank=1, topic=topic, body=body))
+    job.story()
+    assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(2,)]
+
+
+def test_a_new_controller_compares_with_the_reference_in_the_journal() -> None:
+    job = inquired()
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    job.begin("launch-1", job.journal)
+    job.iterate(10, HEALTHY_S)
+    job.slow = 1.6
+    job.iterate(120, HEALTHY_S, slow=1.4, culprit=2)
+    assert [entry.record["why"] for entry in job.said("validation")] == ["reference", "suspects"]
+    finding = job.said("verdict")[-1].record.findings[0]
+    assert finding.ranks == (2,)
+    assert any("reference" in m.what or m.expected is not None for m in finding.measurements)
