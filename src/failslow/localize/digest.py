@@ -84,12 +84,16 @@ def digest(
     """The profile, or None without an iteration to look at.
 
     records: dtype `capture.reader.RECORD_DTYPE`. samples: `end_s` on the records' clock plus
-    `epoch_s`; iterations with foreign calls, and those that are not timed one by one, are left
-    out, as are those with another number of calls than most.
+    `epoch_s`; left out are iterations that begin before the records do, that hold foreign calls,
+    or another number of calls than most.
     """
     calls = CallJoiner(hold_ns=0).update(records, now_ns=_FOREVER)
+    if not len(calls):
+        return None
     begins, ends = _iterations(samples, epoch_s)
-    if not len(begins) or not len(calls):
+    whole = begins >= records["start_ns"][records["kind"] != DONE].min()
+    begins, ends = begins[whole], ends[whole]
+    if not len(begins):
         return None
     line = _timeline(calls, records)
     used = _Used.find(line.host_ns, begins, ends)
@@ -214,7 +218,7 @@ class _Line:
 
     def own(self, used: _Used) -> Floats:
         """Seconds of its own in each iteration; none when too little is known."""
-        if np.mean(self.unseen & ~self.known) > _MAX_UNSEEN:
+        if np.mean((self.unseen & ~self.known)[used.of >= 0]) > _MAX_UNSEEN:
             return np.empty(0)
         if self.on_device:
             firsts, nexts = used.first_calls()

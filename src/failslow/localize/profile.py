@@ -127,7 +127,10 @@ class _Diagnosing:
         if missing:
             named = ", ".join(map(str, missing[:8])) + ", …" * (len(missing) > 8)
             notes.append(f"no profile of ranks {named}")
-        everyone = not suspects and not missing and self.extra_s is not None and self.slow
+        imbalance = self._imbalance()
+        # what is uneven may be all there is to it where healthy times are not known
+        blameless = self.timed or not imbalance
+        everyone = not (suspects or missing or self.extra_s is None) and self.slow and blameless
         if everyone:
             notes.append(self._everyone())
         suspects.sort(key=lambda s: (-s.score, s.ranks, s.peer_ranks))
@@ -135,7 +138,7 @@ class _Diagnosing:
             episode=episode,
             suspects=tuple(suspects[:_NAMED]),
             everyone=everyone,
-            imbalance=self._imbalance(),
+            imbalance=imbalance,
             ranks=ranks,
             missing=missing,
             note="; ".join(notes),
@@ -148,6 +151,7 @@ class _Diagnosing:
         before = self.table.before()
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = self.own_s / own[before]
+        self.timed = bool((before >= 0).all())
         timed = (before >= 0) & np.isfinite(ratio) & (ratio > 0)
         if timed.any():
             sorted_ratios = np.sort(ratio[timed])

@@ -1,0 +1,204 @@
+"""Links and network cards of a verdict. Pure.
+
+In: transfers as measured now and in healthy times. Out: findings about links and cards.
+
+Transfers compare that are alike: between nodes or inside one, of the same size. Each link is
+judged by the largest size it has: small messages hide a narrow link. Workers of a node share its
+card, so what counts is the fastest of their transfers to another node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from failslow.localize.levels import Compared, Limits, Reading, common_change, compare
+from failslow.localize.network import Culprit, explain
+from failslow.localize.readings import LinkReading, link_readings
+from failslow.localize.script import WorkerPlace, endpoint
+from failslow.records import Finding, Measurement
+
+__all__ = ["LinkJudge"]
+
+Result = Mapping[str, Any]
+End = tuple[str, str, int]
+"""(node, card, -1), or for transfers inside a node (node, "", rank)."""
+Link = tuple[End, End]
+Sized = tuple[int, dict[Link, Reading]]
+
+_WORKER_SHARE = 1.5
+"""A worker whose processor takes x longer may make its transfers take so many times x longer."""
+_ECHO = 0.4
+"""A link whose way back is slower by x carries its acknowledgements late, and may look slow by
+x to this power, from..."""
+_ECHO_FROM = 8.0
+
+
+class LinkJudge:
+    """Judges once: `findings`, then `measured` and `notes`."""
+
+    def __init__(
+        self, places: Mapping[int, WorkerPlace], limits: Limits, slow_workers: Mapping[int, float]
+    ) -> None:
+        self.measured = 0
+        self.notes: list[str] = []
+        self._places = places
+        self._limits = limits
+        self._slow_workers = slow_workers
+
+    def findings(self, results: Iterable[Result], reference: Iterable[Result]) -> list[Finding]:
+        """Slow links and cards."""
+        results = list(results)
+        now = link_readings(results, self._places)
+        before = link_readings(reference, self._places)
+        found: list[Finding] = []
+        for inside in (False, True):
+            these = [r for r in now if self._is_inside(r) == inside]
+            those = [r for r in before if self._is_inside(r) == inside]
+            judged = self._judge(these, those)
+            self.measured += len(judged)
+            found += self._resolve(judged, these)
+        self._say_unmeasured(results, now)
+        return found
+
+    def _is_inside(self, reading: LinkReading) -> bool:
+        return self._places[reading.sender].node == self._places[reading.receiver].node
+
+    def _link(self, reading: LinkReading) -> Link:
+        return self._end(reading.sender, reading), self._end(reading.receiver, reading)
+
+    def _end(self, rank: int, reading: LinkReading) -> End:
+        if self._is_inside(reading):
+            return (self._places[rank].node, "", rank)
+        return (*endpoint(self._places[rank]), -1)
+
+    def _by_size(self, readings: Iterable[LinkReading]) -> dict[int, dict[Link, Reading]]:
+        sizes: dict[int, dict[Link, Reading]] = {}
+        for item in readings:
+            links = sizes.setdefault(item.size_bytes, {})
+            link = self._link(item)
+            known = links.get(link)
+            if known is None or item.reading.value_s < known.value_s:
+                links[link] = item.reading
+        return sizes
+
+    def _judge(
+        self, now: Iterable[LinkReading], before: Iterable[LinkReading]
+    ) -> dict[Link, tuple[int, Compared]]:
+        """{link: (the largest size it could be compared at, how it was)}."""
+        sizes, healthy = self._by_size(now), self._by_size(before)
+        judged: dict[Link, tuple[int, Compared]] = {}
+        for size in sorted(sizes, reverse=True):
+            readings, reference = sizes[size], healthy.get(size, {})
+            ratio = common_change(readings, reference)
+            if ratio >= self._limits.reference:
+                self.notes.append(f"all links are x{ratio:.2f} slower than at the reference, alike")
+            for link, compared in compare(readings, reference, self._limits).items():
+                # cut off early says nothing unless that was late already
+                if link not in judged and (compared.is_slow or not readings[link].at_least):
+                    judged[link] = (size, compared)
+        return judged
+
+    def _resolve(
+        self, judged: dict[Link, tuple[int, Compared]], readings: Iterable[LinkReading]
+    ) -> list[Finding]:
+        ranks = {self._link(r): (r.sender, r.receiver) for r in readings}
+        slow = {link: c.ratio for link, (_, c) in judged.items() if c.is_slow}
+        explained = {link for link in slow if self._is_explained(link, slow, ranks[link])}
+        for link in explained:
+            del slow[link]
+        measured = [link for link in judged if link not in explained]
+        culprits, unclear = explain(measured, slow)
+        if unclear:
+            self.notes.append(
+                "of the links "
+                + ", ".join(f"{_name(a)}>{_name(b)}" for a, b in unclear)
+                + " nobody can say whether it is they or their nodes' cards"
+            )
+        every: tuple[Culprit[End], ...] = (*culprits, *(Culprit("link", *u) for u in unclear))
+        return [self._finding(culprit, slow, judged) for culprit in every]
+
+    def _is_explained(self, link: Link, slow: Mapping[Link, float], ranks: tuple[int, int]) -> bool:
+        """By a worker that is slow itself, or by the way back."""
+        worker = max(self._slow_workers.get(rank, 1.0) for rank in ranks)
+        if slow[link] - 1.0 <= _WORKER_SHARE * (worker - 1.0):
+            self.notes.append(
+                f"transfers {_name(link[0])}>{_name(link[1])} are slow, as their worker is"
+            )
+            return True
+        back = slow.get((link[1], link[0]), 1.0)
+        return back >= _ECHO_FROM and math.log(slow[link]) <= _ECHO * math.log(back)
+
+    def _finding(
+        self,
+        culprit: Culprit[End],
+        slow: Mapping[Link, float],
+        judged: Mapping[Link, tuple[int, Compared]],
+    ) -> Finding:
+        links = [link for link in slow if _is_of(culprit, link)]
+        numbers = tuple(
+            Measurement(
+                what=f"send {size / 1e6:.3g} MB {_name(link[0])}>{_name(link[1])}",
+                value=compared.value_s,
+                unit="s",
+                expected=compared.expected_s,
+            )
+            for link in links
+            for size, compared in [judged[link]]
+        )
+        finding = Finding(
+            what="link",
+            slowdown=median(slow[link] for link in links),
+            ranks=(),
+            nic=culprit.end[1],
+            measurements=numbers,
+        )
+        here, inside = self._workers(culprit.end), culprit.end[2] >= 0
+        mates = tuple(
+            rank
+            for rank, place in sorted(self._places.items())
+            if inside and place.node == culprit.end[0] and rank not in here
+        )
+        host, there = culprit.end[0], culprit.end[0] if inside else ""
+        if culprit.kind == "in":
+            facts = (f"all {len(links)} links measured to it are slow",)
+            return replace(
+                finding, ranks=mates, peer_ranks=here, host=there, peer_host=host, evidence=facts
+            )
+        finding = replace(finding, ranks=here, host=host)
+        if culprit.kind == "out":
+            facts = (f"all {len(links)} links measured from it are slow",)
+            return replace(finding, peer_ranks=mates, peer_host=there, evidence=facts)
+        assert culprit.peer is not None
+        return replace(finding, peer_ranks=self._workers(culprit.peer), peer_host=culprit.peer[0])
+
+    def _workers(self, end: End) -> tuple[int, ...]:
+        """Who sends and receives through an endpoint."""
+        if end[2] >= 0:
+            return (end[2],)
+        places = sorted(self._places.items())
+        return tuple(rank for rank, place in places if endpoint(place) == end[:2])
+
+    def _say_unmeasured(self, results: Iterable[Result], known: Iterable[LinkReading]) -> None:
+        measured = {(r.sender, r.receiver) for r in known}
+        failed: dict[str, list[str]] = {}
+        for result in results:
+            pair = (result.get("rank"), result.get("peer"))
+            if result.get("do") == "p2p" and result.get("error") and pair not in measured:
+                failed.setdefault(str(result["error"]), []).append(f"{pair[0]}>{pair[1]}")
+        for error, pairs in failed.items():
+            links = ", ".join(dict.fromkeys(pairs))
+            self.notes.append(f"transfers of ranks {links} not measured: {error}")
+
+
+def _is_of(culprit: Culprit[End], link: Link) -> bool:
+    if culprit.kind == "link":
+        return link == (culprit.end, culprit.peer)
+    return link[0 if culprit.kind == "out" else 1] == culprit.end
+
+
+def _name(end: End) -> str:
+    return f"rank {end[2]}" if end[2] >= 0 else ":".join(filter(None, end[:2]))
