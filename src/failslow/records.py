@@ -37,6 +37,7 @@ __all__ = [
     "CALL_COLUMNS",
     "KIND_CALL",
     "KIND_OPTIMIZER_STEP",
+    "KIND_PAUSE",
     "KIND_TRAINER_STEP",
     "KIND_WAIT",
     "CallCell",
@@ -78,6 +79,8 @@ KIND_OPTIMIZER_STEP = 4
 """`kind` of a row for a finished optimizer step; `size_bytes`: the optimizer's ordinal, or 0."""
 KIND_TRAINER_STEP = 5
 """`kind` of a row for the trainer's own `step()`; `size_bytes`: the step index it gave, or -1."""
+KIND_PAUSE = 6
+"""`kind` of a row for our own pause: the worker stood still from `start_ns` to `end_ns`."""
 
 CALL_COLUMNS = np.dtype(
     [

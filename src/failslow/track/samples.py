@@ -19,6 +19,7 @@ from failslow.track.follow import Crossing
 __all__ = ["SampleMaker"]
 
 _KEPT_PAUSES = 256
+_JUST_NS = 10_000_000
 
 
 class SampleMaker:
@@ -32,6 +33,7 @@ class SampleMaker:
         self._sampled = False
         self._recent_s: deque[float] = deque(maxlen=15)
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_KEPT_PAUSES)
+        self._stood: deque[tuple[int, int]] = deque(maxlen=_KEPT_PAUSES)
         self._work: float | None = None
 
     @property
@@ -43,6 +45,13 @@ class SampleMaker:
         """Leave [start_s, end_s) out of the iterations that contain it."""
         if end_s > start_s:
             self._pauses.append((start_s, end_s))
+
+    def stood(self, start_ns: int, end_ns: int) -> None:
+        """This worker was made to stand still: that iteration gives no sample.
+
+        Cutting the time out would not do: who goes on first waits for the others in its next call.
+        """
+        self._stood.append((start_ns, end_ns))
 
     def new_run(self) -> None:
         """Iterations from here on do not compare with those before."""
@@ -67,10 +76,14 @@ class SampleMaker:
                 continue
             elapsed_s = (crossing.at_ns - last.at_ns) / 1e9
             paused_s = self._paused_s(last.at_ns / 1e9, crossing.at_ns / 1e9)
+            stood = self._stood_ns(last.at_ns, crossing.at_ns)
             if crossing.opens or elapsed_s <= paused_s:
-                self.step = self.step + self._missed(elapsed_s) if step is None else step
+                missed = self._missed(elapsed_s - sum(stood) / 1e9)
+                self.step = self.step + missed if step is None else step
                 continue
             self.step = self.step + 1 if step is None else step
+            if stood:
+                continue
             samples.append(self._sample(last, crossing, elapsed_s, paused_s, hidden_waits))
         return samples
 
@@ -101,6 +114,17 @@ class SampleMaker:
 
     def _paused_s(self, start_s: float, end_s: float) -> float:
         return sum(max(0.0, min(end_s, b) - max(start_s, a)) for a, b in self._pauses)
+
+    def _stood_ns(self, start_ns: int, end_ns: int) -> list[int]:
+        """Of each time it stood in [start_ns, end_ns], or just before: how much of it was inside.
+
+        An iteration that begins with the call it stood before has the wait for the others in it.
+        """
+        return [
+            max(0, min(end_ns, end) - max(start_ns, start))
+            for start, end in self._stood
+            if start < end_ns and start_ns < end + _JUST_NS
+        ]
 
     def _missed(self, elapsed_s: float) -> int:
         """How many iterations a stretch without boundaries held, by their usual length."""

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.config import TrackConfig
-from failslow.records import KIND_CALL, KIND_TRAINER_STEP, StepSample
+from failslow.records import KIND_CALL, KIND_PAUSE, KIND_TRAINER_STEP, StepSample
 from failslow.track.follow import Crossing, crossings
 from failslow.track.marks import MarkFollower
 from failslow.track.rows import RowMaker, Rows
@@ -103,13 +103,15 @@ class Tracker:
     ) -> list[StepSample]:
         """The iterations that ended in `calls`.
 
-        calls: structured array with at least the columns of `CALL_COLUMNS`; records of other
-        kinds are passed over. lost: records missing just before it. pauses: (start_s, end_s)
+        calls: structured array with at least the columns of `CALL_COLUMNS`; of records of kind
+        pause the iterations are left out, other kinds are passed over. lost: records missing just before it. pauses: (start_s, end_s)
         on the records' clock to leave out of the iterations; to be told no later than with the
         records that follow them. Samples end on that clock too.
         """
         for start_s, end_s in pauses:
             self._samples.pause(start_s, end_s)
+        for row in calls[calls["kind"] == KIND_PAUSE]:
+            self._samples.stood(int(row["start_ns"]), int(row["end_ns"]))
         if lost:
             self._lost += lost
             self._period.lose()
