@@ -57,12 +57,13 @@ class Finding:
     """Its time over the comparable healthy time, > 1: 1.5 is a device at two thirds of its speed,
     or a link that takes half as long again."""
     ranks: tuple[int, ...]
-    """Workers it slows: the device's, the host's, those on a link's sending side."""
+    """Workers it slows: the device's, the host's, those on a link's sending side; () with
+    `peer_ranks`: all that these receive is slow, whoever sends it."""
     host: str = ""
     device: str = ""
     nic: str = ""
     peer_ranks: tuple[int, ...] = ()
-    """A link is directed: the workers on its receiving side."""
+    """A link is directed: the workers on its receiving side; (): all that `ranks` send is slow."""
     peer_host: str = ""
     cause: str = ""
     """"CPU contention", "device degradation (thermal)", "network congestion" …; "" unknown."""

@@ -161,6 +161,14 @@ def test_slow_egress_is_a_slow_link_to_every_host() -> None:
     assert every["S3"].share < one["S3"].share
 
 
+def test_slow_ingress_is_a_slow_link_from_every_host() -> None:
+    ingress = Finding(what="link", slowdown=5.0, ranks=(), peer_ranks=(3,), peer_host="gpu-3")
+    one, every = assess(grid(4, 2), link("gpu-2", "gpu-3")), assess(grid(4, 2), ingress)
+    assert every["S3"].share < one["S3"].share
+    assert every["S4"].plan is not None
+    assert every["S4"].plan.evict == ("gpu-3",)
+
+
 def test_links_are_found_by_ranks_where_hosts_have_no_names() -> None:
     job = grid(4, 2)
     unnamed = facts(pp=4, dp=2, stage_s=job.stage_s, hosts=(), dp_s=job.dp_s, pp_s=job.pp_s)

@@ -149,8 +149,9 @@ class _Grid:
             if finding.what == "link":
                 here = self._hosts(finding.host, finding.ranks)
                 there = self._hosts(finding.peer_host, finding.peer_ranks)
-                # no peer: everything the host sends is slow
+                # no peer: everything the host sends is slow; only a peer: all it receives
                 there = there or list(range(len(link)))
+                here = here or (list(range(len(link))) if finding.peer_ranks else [])
                 pairs = [(a, b) for a in here for b in there if a != b]
                 for a, b in pairs:
                     link[a, b] = max(link[a, b], finding.slowdown)
@@ -275,12 +276,12 @@ def _refused(level: Rung, reason: str) -> Assessment:
 
 
 def _restart(grid: _Grid | None, findings: Sequence[Finding]) -> Assessment:
-    """S4: leave out every host at fault; of a slow link, the sending one."""
+    """S4: leave out every host at fault; of a slow link the sending one, if it is known."""
     if grid is not None and grid.facts.no_restart:
         return _refused("S4", grid.facts.no_restart)
-    unnamed = [finding.key for finding in findings if not finding.host]
-    if unnamed:
+    named = {finding.key: finding.host or finding.peer_host for finding in findings}
+    if unnamed := [key for key, host in named.items() if not host]:
         return _refused("S4", f"no host is known for {', '.join(unnamed)}")
-    hosts = tuple(dict.fromkeys(finding.host for finding in findings))
+    hosts = tuple(dict.fromkeys(named.values()))
     plan = Plan(level="S4", predicted_slowdown=1.0, evict=hosts)
     return Assessment(level="S4", applicable=True, share=1.0, plan=plan)
