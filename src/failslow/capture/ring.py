@@ -129,8 +129,8 @@ def remove_stale(environ: Mapping[str, str] = os.environ) -> list[Path]:
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, re.Match[str]]]:
     uid = str(os.getuid())
     for folder in ring_folders(environ):
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(folder):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 if (
                     match

@@ -30,6 +30,7 @@ from failslow.records import StepSample
 from failslow.runtime.bus import Bus
 from failslow.runtime.duties import Duty
 from failslow.runtime.duty_pause import PauseDuty
+from failslow.runtime.duty_profile import ProfileDuty
 from failslow.runtime.duty_restart import RestartDuty
 from failslow.runtime.duty_telemetry import TelemetryDuty
 from failslow.runtime.folder import RunFolder
@@ -238,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         blind_after_s=runtime.blind_after_s,
         metrics=metrics,
         duties=[
+            ProfileDuty(node=node),
             RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
             PauseDuty(node),
             TelemetryDuty(node=node, job=job, say=_say),
