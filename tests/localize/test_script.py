@@ -1,0 +1,242 @@
+"""What a pause measures: suspects first, with what tells culprits apart, and nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.localize.made_results import Culprits, Lab
+
+from failslow.config import LocalizeConfig
+from failslow.errors import ConfigError
+from failslow.localize.judge import judge
+from failslow.localize.script import (
+    Script,
+    ScriptSettings,
+    WorkerPlace,
+    endpoint,
+    expected_s,
+    plan,
+    reference_script,
+)
+from failslow.mailbox import MAX_LETTER
+from failslow.records import Diagnosis, Suspect
+
+
+def job(
+    nodes: int, per_node: int, device: str = "NVIDIA H200", host: str = ""
+) -> list[WorkerPlace]:
+    """host: all nodes are on this machine."""
+    count = 1 if device.startswith("cpu") else per_node
+    return [
+        WorkerPlace(
+            rank=node * per_node + local,
+            node=f"n{node}",
+            host=host,
+            device=device,
+            device_count=count,
+        )
+        for node in range(nodes)
+        for local in range(per_node)
+    ]
+
+
+def suspect(what: str, *ranks: int, peers: tuple[int, ...] = (), score: float = 0.5) -> Suspect:
+    assert what in ("compute", "link", "group")
+    return Suspect(
+        what=what,  # type: ignore[arg-type]  # one of the three, as was seen
+        ranks=ranks,
+        peer_ranks=peers,
+        slowdown=1.5,
+        extra_s=0.1,
+        score=score,
+    )
+
+
+def diagnosis(*suspects: Suspect, everyone: bool = False) -> Diagnosis:
+    return Diagnosis(episode="e1", suspects=suspects, everyone=everyone)
+
+
+def computing(script: Script) -> list[int]:
+    return [rank for stage in script if stage["do"] == "gemm" for rank in stage["ranks"]]
+
+
+def links(script: Script) -> list[tuple[int, int]]:
+    pairs = [pair for stage in script if stage["do"] == "p2p" for pair in stage["pairs"]]
+    return [(sender, receiver) for sender, receiver in pairs]
+
+
+def check(script: Script, workers: list[WorkerPlace], budget_s: float) -> None:
+    """What holds of every script."""
+    places = {worker.rank: worker for worker in workers}
+    assert expected_s(script) <= budget_s or len(script) == 1
+    assert script == json.loads(json.dumps(script))
+    for stage in script:
+        assert 0.0 < stage["expect_s"] <= stage["limit_s"]
+        at_once = Counter(places[rank].machine for rank in stage.get("ranks", ()))
+        for machine, count in at_once.items():
+            assert count <= next(w.device_count for w in workers if w.machine == machine)
+        pairs = stage.get("pairs", ())
+        ends = Counter(rank for pair in pairs for rank in pair)
+        between = [pair for pair in pairs if places[pair[0]].node != places[pair[1]].node]
+        ends.update(endpoint(places[rank]) for pair in between for rank in pair)
+        assert all(count == 1 for count in ends.values())
+    assert max(Counter(computing(script)).values(), default=0) <= 1
+    assert max(Counter(links(script)).values(), default=0) <= 1
+
+
+@given(
+    nodes=st.integers(1, 40),
+    per_node=st.sampled_from([1, 2, 8]),
+    device=st.sampled_from(["cpu", "NVIDIA H200"]),
+    host=st.sampled_from(["", "one machine"]),
+    budget_s=st.floats(0.5, 8.0),
+    data=st.data(),
+)
+def test_nobody_disturbs_another_and_the_budget_holds(
+    *, nodes: int, per_node: int, device: str, host: str, budget_s: float, data: st.DataObject
+) -> None:
+    workers = job(nodes, per_node, device, host)
+    ranks = st.lists(st.sampled_from(range(len(workers))), min_size=1, max_size=9, unique=True)
+    suspects = data.draw(
+        st.lists(
+            st.builds(
+                lambda what, here, there, score: suspect(
+                    what, *here, peers=tuple(there), score=score
+                ),
+                st.sampled_from(["compute", "link", "group"]),
+                ranks,
+                ranks,
+                st.floats(0.0, 1.0),
+            ),
+            max_size=4,
+        )
+    )
+    settings = ScriptSettings(budget_s=budget_s)
+    script = plan(diagnosis(*suspects), workers, settings)
+    check(script, workers, budget_s)
+    check(plan(None, workers, settings), workers, budget_s)
+    check(reference_script(workers, settings), workers, budget_s)
+    likely = [s for s in suspects if s.what == "compute"]
+    if likely and all(s.what == "compute" for s in suspects):
+        first = max(likely, key=lambda s: s.score)
+        assert first.ranks[0] in computing(script)
+
+
+def test_a_suspect_computes_with_its_like_on_other_hosts() -> None:
+    workers = [*job(20, 8)]
+    workers[12:20] = [
+        WorkerPlace(rank=w.rank, node=w.node, device="NVIDIA A100", device_count=8)
+        for w in workers[12:20]
+    ]
+    script = plan(diagnosis(suspect("compute", 37)), workers)
+    assert 37 in computing(script)
+    others = set(computing(script)) - set(range(32, 40))
+    assert len(others) == ScriptSettings().peers
+    assert all(workers[rank].device == "NVIDIA H200" for rank in others)
+    assert set(range(32, 40)) <= set(computing(script))  # one device, or the whole host?
+    checked = next(stage for stage in script if stage["do"] == "host")
+    assert len({workers[rank].node for rank in checked["ranks"]}) == len(checked["ranks"])
+
+
+def test_a_suspect_link_is_measured_both_ways_and_against_links_that_share_an_end() -> None:
+    workers = job(64, 2)
+    script = plan(diagnosis(suspect("link", 6, peers=(20,))), workers)
+    measured = links(script)
+    assert measured[0] == (6, 20)
+    assert (20, 6) in measured
+    assert any(here == 6 and there != 20 for here, there in measured)
+    assert any(here != 6 and there == 20 for here, there in measured)
+    assert any(not {here, there} & {6, 20} for here, there in measured)
+    assert {6, 20} <= set(computing(script))
+    check(script, workers, 4.0)
+
+
+@pytest.mark.parametrize(
+    "culprits",
+    [
+        Culprits(links={("n3", "n10"): 3.0}),
+        Culprits(out={"n3": 3.0}),
+        Culprits(into={"n10": 3.0}),
+        Culprits(devices={6: 1.4}),
+    ],
+)
+def test_what_is_measured_tells_a_link_from_a_card_in_a_large_job(culprits: Culprits) -> None:
+    workers = job(64, 2)
+    lab = Lab(workers=workers, noise=0.03)
+    script = plan(diagnosis(suspect("link", 6, peers=(20,))), workers)
+    (finding,) = judge(lab.run(script, culprits), [], workers, episode="e").findings
+    if culprits.devices:
+        assert (finding.what, finding.ranks) == ("device", (6,))
+    else:
+        ends = {"n3" if culprits.links or culprits.out else "", "n10"}
+        ends -= {"n10"} if culprits.out else set()
+        assert finding.what == "link"
+        assert {finding.host, finding.peer_host} - {""} == ends - {""}
+
+
+def test_a_group_is_measured_along_its_ring_and_a_small_one_in_all_pairs() -> None:
+    workers = job(32, 1)
+    small = set(links(plan(diagnosis(suspect("group", 3, 9, 11, 30)), workers)))
+    ends = (3, 9, 11, 30)
+    assert {(a, b) for a in ends for b in ends if a != b} <= small
+    large = links(plan(diagnosis(suspect("group", *range(0, 32, 2))), workers))
+    ring = {(a, (a + 2) % 32) for a in range(0, 32, 2)}
+    assert ring | {(b, a) for a, b in ring} == set(large)
+
+
+def test_workers_of_one_node_are_measured_between_each_other() -> None:
+    script = plan(diagnosis(suspect("group", 0, 1, 2, 3)), job(1, 4))
+    assert {(0, 1), (1, 0), (0, 3), (3, 0)} <= set(links(script))
+
+
+@pytest.mark.parametrize(
+    "found", [None, diagnosis(), diagnosis(suspect("compute", 1), everyone=True)]
+)
+def test_a_small_job_is_measured_whole_when_nobody_is_suspected(found: Diagnosis | None) -> None:
+    workers = job(4, 1, "cpu", "one machine")
+    script = plan(found, workers)
+    assert set(computing(script)) == {0, 1, 2, 3}
+    ring = {(0, 1), (1, 2), (2, 3), (3, 0)}
+    assert set(links(script)) == ring | {(b, a) for a, b in ring}
+    check(script, workers, 4.0)
+
+
+def test_a_very_large_job_sends_few_and_its_script_fits_a_letter() -> None:
+    workers = job(1280, 8)
+    group = suspect("group", *range(0, 10240, 8))
+    for script in (plan(diagnosis(group, suspect("compute", 77)), workers), plan(None, workers)):
+        assert len(computing(script)) <= 64
+        assert len({rank for pair in links(script) for rank in pair}) <= 64
+        assert len(json.dumps(script)) < MAX_LETTER // 4
+    reference = reference_script(workers)
+    assert len(computing(reference)) == 512
+    assert len(json.dumps(reference)) < MAX_LETTER // 4
+
+
+def test_settings_come_from_the_configuration_and_the_device() -> None:
+    given = ScriptSettings.from_config(
+        LocalizeConfig(
+            gemm_size=1024, gemm_dtype="bfloat16", p2p_sizes_bytes=(1000,), p2p_repeats=2
+        )
+    )
+    script = plan(None, job(2, 1), given)
+    gemm = next(stage for stage in script if stage["do"] == "gemm")
+    assert (gemm["size"], gemm["dtype"]) == (1024, "bfloat16")
+    p2p = next(stage for stage in script if stage["do"] == "p2p")
+    assert (p2p["sizes_bytes"], p2p["repeats"]) == ([1000], 2)
+    assert given.budget_s == pytest.approx(4.0)
+    gpu = ScriptSettings().for_device("NVIDIA H200")
+    assert gpu.sizes_bytes == (16 << 20, 32 << 20, 64 << 20)
+    assert (gpu.gemm_dtype, ScriptSettings().for_device("cpu").gemm_dtype) == ("float16", "float32")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget_s": 0.0}, {"gemm_size": 1 << 20}, {"sizes_bytes": (0,)}, {"peers": -1}]
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ScriptSettings(**wrong)  # type: ignore[arg-type]  # that is the point
