@@ -127,4 +127,7 @@ class TelemetryDuty(Duty):
 
 
 def _time(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """None for what is no time."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)

@@ -58,7 +58,7 @@ class History:
         self._t = np.full(keep, np.nan)
         self._values = np.full((keep, _COLUMNS), np.nan, dtype=np.float32)
         self._columns: dict[str, int] = {}
-        self._free = list(range(_COLUMNS - 1, -1, -1))
+        self._free = list(range(_COLUMNS))
         self._next = self._count = 0
 
     def add(self, t: float, values: Mapping[str, float]) -> None:
@@ -68,13 +68,15 @@ class History:
         self._values[row] = np.nan
         self._next = (row + 1) % self._keep
         self._count = min(self._count + 1, self._keep)
+        fresh = [name for name in values if name not in self._columns]
+        if len(fresh) > len(self._free):
+            self._make_room(len(fresh), keep=values)
+        for name, column in zip(fresh, self._free, strict=False):
+            self._columns[name] = column
+        del self._free[: len(fresh)]
         for name, value in values.items():
-            column = self._columns.get(name)
-            if column is None:
-                column = self._take(name)
-                if column is None:
-                    continue
-            self._values[row, column] = value
+            if name in self._columns:
+                self._values[row, self._columns[name]] = value
 
     def window(self, since_t: float | None = None, until_t: float | None = None) -> Window:
         """Samples from `since_t` to `until_t`, both included; None: as far as there are any.
@@ -104,27 +106,22 @@ class History:
         """What is allocated."""
         return self._t.nbytes + self._values.nbytes
 
-    def _take(self, name: str) -> int | None:
-        """A column for a new series; None at 4,096 series, which no node has by rights."""
-        if not self._free:
-            self._let_go()
-        if not self._free:
-            width = self._values.shape[1]
-            if width >= _MOST_SERIES:
-                return None
-            wider = np.full((self._keep, 2 * width), np.nan, dtype=np.float32)
-            wider[:, :width] = self._values
-            self._values = wider
-            self._free = list(range(2 * width - 1, width - 1, -1))
-        column = self._free.pop()
-        self._columns[name] = column
-        return column
-
-    def _let_go(self) -> None:
+    def _make_room(self, wanted: int, *, keep: Mapping[str, float]) -> None:
+        """For new series, up to 4,096 in all, more than any node has by rights."""
+        empty = set(np.flatnonzero(np.isnan(self._values).all(axis=0)).tolist())
         for name, column in list(self._columns.items()):
-            if np.isnan(self._values[:, column]).all():
+            if column in empty and name not in keep:
                 del self._columns[name]
                 self._free.append(column)
+        width = self._values.shape[1]
+        wider = width
+        while wider - width + len(self._free) < wanted and wider < _MOST_SERIES:
+            wider *= 2
+        if wider > width:
+            values = np.full((self._keep, wider), np.nan, dtype=np.float32)
+            values[:, :width] = self._values
+            self._values = values
+            self._free += range(width, wider)
 
 
 def _means(x: Floats, each: int) -> Floats:

@@ -105,7 +105,9 @@ class NvmlSampler:
         try:
             self._nvml = self._load()
         except ImportError:
-            self._error = "no GPU telemetry: nvidia-ml-py is missing; pip install 'failslow[nvidia]'"
+            self._error = (
+                "no GPU telemetry: nvidia-ml-py is missing; pip install 'failslow[nvidia]'"
+            )
             return False
         try:
             self._nvml.nvmlInit()
@@ -230,6 +232,7 @@ class Background:
 
     def sample(self, now_s: float) -> Mapping[str, float]:
         """As `Sampler.sample`, one call late."""
+        found_s, values = self._found
         if self._thread is not None and self._thread.is_alive():
             self._hangs = now_s - self._asked_s > self._stale_s
         elif not self._error:
@@ -238,7 +241,6 @@ class Background:
                 target=self._run, args=(now_s,), name=f"failslow-{self._what}", daemon=True
             )
             self._thread.start()
-        found_s, values = self._found
         return values if now_s - found_s <= self._stale_s else {}
 
     def _run(self, now_s: float) -> None:
