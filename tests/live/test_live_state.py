@@ -341,6 +341,7 @@ def test_the_document_has_the_keys_promised(script: Script) -> None:
     assert list(found) == [
         "schema", "job", "dir", "t", "last_t", "phase", "step", "iterations", "iteration_s",
         "healthy_iteration_s", "slow", "episodes", "lost_s", "monitoring", "workers",
+        "suspects", "verdict", "level", "decision", "outcome", "layout",
     ]  # fmt: skip
     assert found["schema"] == "failslow.status/1"
     assert found["slow"] == {
@@ -363,7 +364,12 @@ def test_the_document_has_the_keys_promised(script: Script) -> None:
         "ratio": pytest.approx(1.4),
         "compute_s": 0.05,
         "suspicion": {"rank": 3, "what": "compute", "slowdown": 1.8},
+        "suspect": None,
+        "finding": None,
     }
+    assert [found[key] for key in ("suspects", "verdict", "level", "decision")] == [
+        [], None, "S1", None
+    ]  # fmt: skip
 
 
 def test_of_many_workers_the_worst_off_are_shown(script: Script) -> None:

@@ -77,7 +77,8 @@ def status(
         ),
     ] = False,
 ) -> None:
-    """Show a watched job: each worker's iteration time against healthy, and what is slow.
+    """Show a watched job: each worker's iteration time against healthy, what is slow and why, and
+    what is done about it.
 
     With --watch --json one line a change. Exit code: 0 shown, 1 no such run, 3 a fail-slow is on
     (with --fail-on-slow).
@@ -106,9 +107,10 @@ class Printer:
 
     def view(self, seen: Seen, height: int | None = None) -> RenderableType:
         """For a terminal of `height` lines, or for none."""
-        from failslow.report.live import live_view
+        from failslow.report.live import inquiry_lines, live_view
 
-        rows = _ROWS if height is None else max(1, height - _LINES_AROUND)
+        around = _LINES_AROUND + len(list(inquiry_lines(seen.job)))
+        rows = _ROWS if height is None else max(1, height - around)
         return live_view(seen.job, max_rows=None if self._all else rows)
 
     def print(self, seen: Seen, *, one_line: bool = False) -> bool:

@@ -4,15 +4,18 @@ In: `LiveJob`. Out: what `console.print` takes, or a plain dict; nothing is prin
 
     pretrain7 · fail-slow ×1.39 · step 812 · now 794 ms, healthy 571 ms
       since 2026-06-26 15:10:26 UTC (step 640, 2 min 17 s): rank 3 (compute ×2.30)
+      verdict: device of rank 3 (gpu-17, GPU 3) ×1.52: device degradation (thermal)
+      S2 in force since 15:11:02 UTC: micro-batches 7 9 8 8 (1.21 s lost ≥ threshold 100 ms)
       1 fail-slow so far, 28.1 s lost
       monitoring: healthy
-      rank  node    state  last    healthy  ratio  compute  note
-         3  gpu-17  slow   794 ms  571 ms   ×1.39  612 ms   compute ×2.30
+      rank  node    state                         last    healthy  ratio  compute  note
+         3  gpu-17  slow: device ×1.52 (verdict)  794 ms  571 ms   ×1.39  612 ms
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,11 +23,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from failslow.records import Culprit
-from failslow.report import units
+from failslow.records import Culprit, Finding, Suspect
+from failslow.report import units, words
 from failslow.report.livejob import LiveJob, LiveWorker, Phase, Trouble, WorkerState
 
-__all__ = ["live_document", "live_view", "waiting_view"]
+__all__ = ["inquiry_lines", "live_document", "live_view", "waiting_view"]
 
 _PHASES: dict[Phase, tuple[str, str]] = {
     "waiting": ("no iteration seen yet", "yellow"),
@@ -46,7 +49,13 @@ _STATES: dict[WorkerState, str] = {
 _WORST = tuple(_STATES)
 _MONITORING = {"healthy": "green", "impaired": "yellow", "blind": "bold magenta"}
 _TROUBLES_SHOWN = 4
+_NAMED = 3
+"""Suspects, and findings, at most."""
 _STALE_S = 5.0
+_DECISION = (
+    "action", "level", "from_level", "mode", "apply", "lost_s", "threshold_s", "reason", "plan"
+)  # fmt: skip
+_OUTCOME = ("level", "ok", "cost_s", "slowdown", "error")
 
 
 def live_view(job: LiveJob, *, max_rows: int | None = None) -> RenderableType:
@@ -83,7 +92,14 @@ def live_document(job: LiveJob, *, folder: str) -> dict[str, Any]:
     slow        {since_t, since_step, slowdown, confirmed, culprits} while suspected or slow
     monitoring  {state: healthy | impaired | blind, troubles}
     workers     rank, node, state (ok | suspected | slow | blind | gone), step, last_t,
-                iteration_s, healthy_iteration_s, ratio, compute_s, suspicion
+                iteration_s, healthy_iteration_s, ratio, compute_s, suspicion, suspect, finding
+    suspects    [{what, ranks, peer_ranks, label, slowdown, extra_s, score, note}] of the profile
+    verdict     {t, step, pause_s, note, findings: [{component, what, ranks, peer_ranks, host,
+                peer_host, device, nic, slowdown, cause, evidence}]} of what is on now, or null
+    level       in force: S1 | S2 | S3 | S4
+    decision    {t, action, level, from_level, mode, apply, lost_s, threshold_s, reason, plan}
+    outcome     {level, ok, cost_s, slowdown, error} of the last plan, or null
+    layout      the trainer's facts about its job: {pp, dp, tp, microbatches, …}, or null
     """
     slow = None
     if job.slow_since_t is not None:
@@ -123,7 +139,45 @@ def live_document(job: LiveJob, *, folder: str) -> dict[str, Any]:
             ],
         },
         "workers": [_worker(worker) for worker in job.workers],
+        **_inquiry(job),
     }
+
+
+def _inquiry(job: LiveJob) -> dict[str, Any]:
+    found = job.inquiry
+    verdict, decision, outcome = None, None, None
+    if found.verdict is not None:
+        verdict = {
+            "t": found.verdict_t,
+            "step": found.verdict.step,
+            "pause_s": found.verdict.pause_s,
+            "note": found.verdict.note,
+            "findings": [_finding(finding) for finding in found.findings.values()],
+        }
+    if found.decision is not None:
+        plain = asdict(found.decision)
+        decision = {"t": found.decision_t, **{name: plain[name] for name in _DECISION}}
+    if found.outcome is not None:
+        plain = asdict(found.outcome)
+        outcome = {name: plain[name] for name in _OUTCOME}
+    return {
+        "suspects": [_suspect(suspect) for suspect in found.suspects],
+        "verdict": verdict,
+        "level": found.level,
+        "decision": decision,
+        "outcome": outcome,
+        "layout": None if found.facts is None else asdict(found.facts),
+    }
+
+
+def _suspect(suspect: Suspect) -> dict[str, Any]:
+    return {name: value for name, value in asdict(suspect).items() if name != "measurements"}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    plain = asdict(finding)
+    del plain["measurements"]
+    return {"component": finding.key, **plain}
 
 
 def _worker(worker: LiveWorker) -> dict[str, Any]:
@@ -138,6 +192,8 @@ def _worker(worker: LiveWorker) -> dict[str, Any]:
         "ratio": worker.ratio,
         "compute_s": worker.compute_s,
         "suspicion": None if worker.suspicion is None else _culprit(worker.suspicion),
+        "suspect": None if worker.suspect is None else _suspect(worker.suspect),
+        "finding": None if worker.finding is None else worker.finding.key,
     }
 
 
@@ -149,6 +205,8 @@ def _lines(job: LiveJob) -> Iterator[tuple[int, Text]]:
     yield 0, _headline(job)
     if job.slow_since_t is not None:
         yield 1, _since(job, job.slow_since_t)
+    if job.phase != "ended":
+        yield from ((1, line) for line in inquiry_lines(job))
     if job.episodes:
         lost = (
             f"{units.plural(job.episodes, 'fail-slow')} so far, {units.duration(job.lost_s)} lost"
@@ -182,6 +240,32 @@ def _headline(job: LiveJob) -> Text:
     if times:
         line.append(f" · {', '.join(times)}")
     return line
+
+
+def inquiry_lines(job: LiveJob) -> Iterator[Text]:
+    """Suspects until there is a verdict; the verdict; the level in force; the last decision."""
+    found = job.inquiry
+    if found.facts is not None:
+        yield Text(f"layout: {words.facts_text(found.facts)}", style="dim")
+    for finding in list(found.findings.values())[:_NAMED]:
+        yield Text(f"verdict: {words.finding_text(finding)}", style="bold red")
+    if found.verdict is not None and not found.verdict.findings:
+        yield Text(f"verdict: {words.verdict_text(found.verdict)}")
+    if found.verdict is None:
+        for suspect in found.suspects[:_NAMED]:
+            ratio = units.slowdown(suspect.slowdown)
+            text = f"suspect: {words.suspect_text(suspect)} {ratio}, score {suspect.score:.2f}"
+            yield Text(text, style="yellow")
+    if found.level != "S1" or found.decision is not None:
+        line = Text.assemble((f"{found.level} in force", "" if found.level == "S1" else "green"))
+        if found.decision is not None:
+            when = f"{units.clock(found.decision_t)[11:]} UTC"
+            what = words.decision_text(found.decision)
+            why = words.arithmetic_text(found.decision)
+            line.append(f" · decided {when}: {what} ({why})")
+        yield line
+    if found.outcome is not None and not found.outcome.ok:
+        yield Text(words.outcome_text(found.outcome), style="yellow")
 
 
 def _since(job: LiveJob, since_t: float) -> Text:
@@ -230,7 +314,7 @@ def _table(job: LiveJob, max_rows: int | None) -> Table:
         table.add_row(
             str(worker.rank),
             worker.node,
-            Text(worker.state, style=style),
+            Text(_state(worker), style=style),
             units.duration(worker.iteration_s),
             _time(worker.healthy_s),
             Text("" if worker.ratio is None else units.slowdown(worker.ratio), style=style),
@@ -244,10 +328,20 @@ def _time(seconds: float | None) -> str:
     return "" if seconds is None else units.duration(seconds)
 
 
+def _state(worker: LiveWorker) -> str:
+    if worker.state == "slow" and worker.finding is not None:
+        ratio = units.slowdown(worker.finding.slowdown)
+        return f"slow: {worker.finding.what} {ratio} (verdict)"
+    return "suspect" if worker.state == "suspected" else worker.state
+
+
 def _note(worker: LiveWorker, job: LiveJob) -> str:
     notes = []
-    if worker.suspicion is not None:
+    if worker.suspicion is not None and worker.finding is None:
         notes.append(_blame(worker.suspicion))
+    elif worker.suspect is not None and worker.finding is None:
+        what = "own time" if worker.suspect.what == "compute" else worker.suspect.what
+        notes.append(f"{what} {units.slowdown(worker.suspect.slowdown)}")
     silent_s = job.now_s - worker.last_t
     if worker.state in ("blind", "gone") and silent_s > _STALE_S:
         notes.append(f"last seen {units.duration(silent_s)} ago")

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from failslow.journal import JournalEntry
-from failslow.records import Culprit, Episode, StepSample
+from failslow.records import Culprit, Episode, Finding, StepSample, Suspect
+from failslow.report.inquiry import Inquiry
 
 __all__ = ["LiveJob", "LiveState", "LiveWorker", "Phase", "Trouble", "WorkerState"]
 
@@ -24,8 +25,8 @@ Phase = Literal["waiting", "learning", "healthy", "suspected", "slow", "stalled"
 """waiting: nothing is known; learning: no healthy iteration time yet; slow: an episode is on;
 stalled: no iteration ends; silent: nobody writes, so what is known is of the past."""
 WorkerState = Literal["ok", "suspected", "slow", "blind", "gone"]
-"""slow: named by the episode that is on, suspected: by a suspicion; blind: its agent or its
-records are missing; gone: it has ended."""
+"""slow: named by a verdict or the episode that is on, suspected: by a suspicion or a diagnosis;
+blind: its agent or its records are missing; gone: it has ended."""
 
 _SILENT_S = 30.0
 """Three times the interval at which the controller says that it lives."""
@@ -49,6 +50,11 @@ class LiveWorker:
     compute_s: float | None
     """Of an iteration, in no collective."""
     suspicion: Culprit | None = None
+    """As its own times tell."""
+    suspect: Suspect | None = None
+    """As a profile tells, and..."""
+    finding: Finding | None = None
+    """...as validation proved."""
 
     @property
     def ratio(self) -> float | None:
@@ -103,6 +109,8 @@ class LiveJob:
     """Worst first."""
     workers: tuple[LiveWorker, ...]
     """By rank."""
+    inquiry: Inquiry = field(default_factory=Inquiry)
+    """Who is to blame, and what is done about it."""
 
     @property
     def monitoring(self) -> Literal["healthy", "impaired", "blind"]:
@@ -150,6 +158,7 @@ class _Launch:
     lost_s: dict[tuple[str, int], float] = field(default_factory=dict)
     """By id and first step: an episode that is opened again has several stretches."""
     troubles: dict[tuple[str, str, int | None], Trouble] = field(default_factory=dict)
+    inquiry: Inquiry = field(default_factory=Inquiry)
 
 
 class LiveState:
@@ -165,10 +174,11 @@ class LiveState:
         self._last_t = entry.t if self._last_t is None else max(self._last_t, entry.t)
         with suppress(KeyError, TypeError, ValueError):  # another version's
             self._take(entry)
+            self._launch.inquiry.take(entry)
 
     def look(self, now_s: float) -> LiveJob:
         """The job at `now_s`, epoch seconds."""
-        launch = self._launch
+        launch, inquiry = self._launch, self._launch.inquiry
         slow, last = launch.slow, launch.last
         troubles = self._troubles(now_s)
         return LiveJob(
@@ -192,6 +202,7 @@ class LiveState:
             workers=tuple(
                 self._worker(rank, worker, now_s) for rank, worker in sorted(launch.workers.items())
             ),
+            inquiry=replace(inquiry, findings=dict(inquiry.findings)),
         )
 
     # -- what comes in -----------------------------------------------------------------------------
@@ -337,6 +348,8 @@ class LiveState:
             healthy_s=worker.healthy_s,
             compute_s=worker.record.compute_s,
             suspicion=named,
+            suspect=launch.inquiry.suspect_of(rank),
+            finding=launch.inquiry.finding_of(rank),
         )
 
     def _state(
@@ -359,9 +372,11 @@ class LiveState:
         patience_s = max(_GONE_S, 3.0 * worker.interval_s, 20.0 * worker.record.duration_s)
         if launch.step_t - worker.t > patience_s:
             return "gone"  # the job goes on without it, and nobody misses its records
+        if launch.inquiry.finding_of(rank) is not None:
+            return "slow"
         if named is not None and launch.slow is not None:
             return "slow" if launch.slow.confirmed else "suspected"
-        return "ok"
+        return "suspected" if launch.inquiry.suspect_of(rank) is not None else "ok"
 
 
 def _number(value: object) -> float | None:

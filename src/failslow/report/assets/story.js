@@ -83,16 +83,17 @@
       const metric = round.values[chosen.metric] ? chosen.metric : "own", late = metric === "late";
       const by = chosen.by === "node" ? folded : single;
       const items = by(round.ranks, round.nodes, round.values[metric]);
-      const columns = round.columns, few = items.length <= (innerWidth < 640 ? 6 : 16);
+      const kept = round.columns.map((_, j) => j).filter((j) => items.some((item) => item.cells[j] !== null));
+      const columns = kept.map((j) => round.columns[j]), few = items.length <= (innerWidth < 640 ? 6 : 16);
       const shown = (v) => late ? "+" + seconds(v) : ratio(v);
-      const z = columns.map((_, j) => items.map((item) => item.cells[j] === null ? null : late ? 1 + item.cells[j].v / round.iteration_s : item.cells[j].v));
+      const z = kept.map((j) => items.map((item) => item.cells[j] === null ? null : late ? 1 + item.cells[j].v / round.iteration_s : item.cells[j].v));
       const top = Math.max(0.5, Math.min(2, Math.max(...z.flat().filter((v) => v !== null)) - 1));
       element.style.height = Math.max(150, 84 + 30 * columns.length) + "px";
       plot(element, [Object.assign({
         type: "heatmap", z, y: columns, x: items.map((item) => item.name), xgap: items.length > 160 ? 0 : 1.5, ygap: 2,
-        text: columns.map((_, j) => items.map((item) => few && item.cells[j] !== null ? shown(item.cells[j].v) : "")),
+        text: kept.map((j) => items.map((item) => few && item.cells[j] !== null ? shown(item.cells[j].v) : "")),
         texttemplate: few ? "%{text}" : undefined, textfont: { color: css("ink"), size: 11 },
-        customdata: columns.map((_, j) => items.map((item) => item.cells[j] === null ? ["", ""] : [shown(item.cells[j].v), (item.node ? item.name + " on " + item.node : item.name + ", worst rank " + item.cells[j].rank)])),
+        customdata: kept.map((j) => items.map((item) => item.cells[j] === null ? ["", ""] : [shown(item.cells[j].v), (item.node ? item.name + " on " + item.node : item.name + ", worst rank " + item.cells[j].rank)])),
         hovertemplate: "%{customdata[1]}<br>%{y}: %{customdata[0]}<extra></extra>",
       }, scale(top), late ? { showscale: false } : {})], {
         xaxis: { type: "category", showgrid: false, nticks: innerWidth < 640 ? 5 : 17, tickangle: 0 },

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from failslow.records import Episode, JobAnalysis, Run, StepSeries
 from failslow.report.story.model import Case, Mark, MarkKind, OwnTime, Removal, Stretch, Worker
 from failslow.report.story.steps import JobColumns, StepLines
-from failslow.report.story.words import decision_text, diagnosis_text, outcome_text, verdict_text
+from failslow.report.words import decision_text, diagnosis_text, outcome_text, verdict_text
 
 __all__ = ["Course", "in_force", "job_course", "marks", "own_time", "removal", "workers"]
 

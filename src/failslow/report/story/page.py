@@ -13,11 +13,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from failslow.report import units
+from failslow.report import units, words
 from failslow.report.files import write_atomically
 from failslow.report.frame import page_head, page_tail, page_tiles
 from failslow.report.picture import JobPicture
-from failslow.report.story import words
 from failslow.report.story.heat import METRICS
 from failslow.report.story.model import Case, Story
 from failslow.report.story.page_case import case_card

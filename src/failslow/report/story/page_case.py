@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from failslow.records import Decision, Finding, Measurement, Outcome
-from failslow.report import units
-from failslow.report.story import words
+from failslow.report import units, words
 from failslow.report.story.model import Case, Story
 from failslow.report.story.pieces import meter, small, table
 from failslow.report.story.terminal import length_text

@@ -25,7 +25,7 @@ from failslow.report.story.evidence import Panel, amount, panels
 from failslow.report.story.links import LinkTime
 from failslow.report.story.model import Case, Story
 from failslow.report.story.profiles import ProfileRound
-from failslow.report.story.words import size_text
+from failslow.report.words import size_text
 
 __all__ = ["story_payload"]
 

@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from failslow.records import Outcome
-from failslow.report import units
-from failslow.report.story import words
+from failslow.report import units, words
 from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
 from failslow.report.story.model import Case, Story

@@ -17,7 +17,7 @@ import numpy as np
 
 from failslow.report.picture import JobPicture, job_picture, positions
 from failslow.report.story.model import MarkKind, Story
-from failslow.report.story.words import LEVELS
+from failslow.report.words import LEVELS
 
 __all__ = ["timeline_picture"]
 

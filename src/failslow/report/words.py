@@ -1,4 +1,4 @@
-"""The words for what was found and done, shared by terminal, page and status.
+"""The words for what was found and done, shared by report and status.
 
 In: records. Out: short phrases: "rank 5's device ×1.52 (device degradation)", "S2: micro-batches
 7 9 8 8".

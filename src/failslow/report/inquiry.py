@@ -1,0 +1,115 @@
+"""What is known at the moment about who is to blame, and what is being done about it.
+
+In: a watched job's journal entries in order. Out: an `Inquiry`, which the live table shows:
+
+    inquiry.suspects, inquiry.findings, inquiry.level, inquiry.decision
+
+A mitigated culprit stays known until it is well again, although the job's iterations are healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from failslow.journal import JournalEntry
+from failslow.records import (
+    CulpritPace,
+    Decision,
+    Diagnosis,
+    Episode,
+    Finding,
+    JobFacts,
+    Outcome,
+    Rung,
+    Suspect,
+    Verdict,
+)
+
+__all__ = ["Inquiry"]
+
+_WELL = 1.05
+"""A culprit this near its healthy time is well (design, relief)."""
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """Of one start of the job."""
+
+    id: str = ""
+    """Of the suspicion or episode it is about."""
+    diagnosis: Diagnosis | None = None
+    verdict: Verdict | None = None
+    verdict_t: float = 0.0
+    findings: dict[str, Finding] = field(default_factory=dict)
+    """By component, as last measured; those that are well again are gone."""
+    level: Rung = "S1"
+    """In force."""
+    decision: Decision | None = None
+    decision_t: float = 0.0
+    outcome: Outcome | None = None
+    """Of the last plan that was tried."""
+    facts: JobFacts | None = None
+
+    @property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """The likeliest first."""
+        return self.diagnosis.suspects if self.diagnosis else ()
+
+    def finding_of(self, rank: int) -> Finding | None:
+        """The worst that is proven of a worker; of a link its sending side is slowed."""
+        mine = [finding for finding in self.findings.values() if rank in finding.ranks]
+        return max(mine, key=lambda finding: finding.slowdown, default=None)
+
+    def suspect_of(self, rank: int) -> Suspect | None:
+        """The likeliest suspicion that names the worker."""
+        return next((suspect for suspect in self.suspects if rank in suspect.ranks), None)
+
+    def take(self, entry: JournalEntry) -> None:
+        """One more entry. Raises KeyError, TypeError, ValueError on one of another version."""
+        record = entry.record
+        if isinstance(record, Diagnosis):
+            self._about(record.episode)
+            self.diagnosis = record
+        elif isinstance(record, Verdict):
+            self._about(record.episode)
+            self.verdict, self.verdict_t = record, entry.t
+            self.findings.update({finding.key: finding for finding in record.findings})
+        elif isinstance(record, Decision):
+            self.decision, self.decision_t = record, entry.t
+        elif isinstance(record, Outcome):
+            self.outcome = record
+            if record.ok:
+                self.level = record.level
+                if record.level == "S1":
+                    self._forget()
+        elif isinstance(record, CulpritPace):
+            if record.slowdown <= _WELL:
+                self.findings.pop(record.key, None)
+        elif isinstance(record, JobFacts):
+            self.facts = record
+        elif isinstance(record, Episode):
+            self._episode(record, entry)
+        elif isinstance(record, Mapping) and entry.kind == "suspicion":
+            self._about(str(record.get("id", "")))
+            if record.get("event") == "cleared" and self.level == "S1":
+                self._forget()
+
+    def _episode(self, episode: Episode, entry: JournalEntry) -> None:
+        if episode.kind != "fail_slow":
+            return
+        self._about(str(entry.tags.get("id", "")))
+        over = episode.end_step is not None or entry.tags.get("event") in ("relief", "abandoned")
+        # under a level the job is well because of it, whatever the culprit is
+        if over and self.level == "S1":
+            self._forget()
+
+    def _about(self, id: str) -> None:
+        """Another fault begins; culprits that are being worked around are still there."""
+        if id != self.id and self.level == "S1":
+            self._forget()
+        self.id = id
+
+    def _forget(self) -> None:
+        self.diagnosis, self.verdict, self.decision = None, None, None
+        self.findings.clear()
