@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from failslow.capture import hook
+from failslow.capture.builder import extension_path
 from failslow.capture.layout import CALL
-from failslow.capture.native import extension_path
 from failslow.capture.reader import RingReader
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from failslow.capture import hook, status
 from failslow.capture.autoload import autoload
-from failslow.capture.native import build
+from failslow.capture.builder import build
 from failslow.errors import CaptureError
 
 pytest_plugins = ("hooked",)

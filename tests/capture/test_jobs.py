@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="capture needs torch")
 
 from job_launch import launch
 
+from failslow.capture.builder import extension_path
 from failslow.capture.layout import (  # only where torch is there
     CALL,
     DONE,
@@ -25,7 +26,6 @@ from failslow.capture.layout import (  # only where torch is there
     OPS,
     OPTIMIZER_STEP,
 )
-from failslow.capture.native import extension_path
 from failslow.capture.reader import Group, RingReader
 
 JOB = str(Path(__file__).with_name("job.py"))

@@ -1,109 +1,44 @@
-"""The native capture: finds, builds and loads the extension made from `native.cpp`.
+"""The native capture: loads the extension made from `native.cpp`, and is its Python side.
 
-In: torch's headers and a C++ compiler, once. Out: an extension in the user's cache folder, one
-for each torch and Python, that `hook` prefers when it is there; a training process never
-compiles. Without it everything works, at some ten times the cost a call.
+In: what `builder` built, once for each torch. Out: the extension that `hook` prefers when it is
+there; a training process never compiles. Without it everything works, at some ten times the
+cost a call.
 
     python -m failslow.capture.native      ->  /root/.cache/failslow/native-…/failslow_native.so
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import importlib.util
 import os
-import platform
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from failslow.capture import layout
+from failslow.capture import builder, layout
 from failslow.capture.ops import Op
 from failslow.capture.recorder import Recorder
 from failslow.capture.ring import RingWriter
 from failslow.errors import CaptureError
 from failslow.mailbox import OFFSET_ATTENTION, Mailbox
 
-__all__ = ["NativeRecorder", "build", "extension_path", "load"]
-
-SOURCE = Path(__file__).with_name("native.cpp")
-_HEADER = Path(__file__).with_name("native_ring.hpp")
-_FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
-
-
-def extension_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the extension for this source, torch and Python is, or would be."""
-    import torch
-
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    what = (
-        SOURCE.read_bytes(),
-        torch.__version__,
-        sys.version,
-        platform.machine(),
-        torch.__file__,
-        *_FLAGS,
-    )
-    key = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
-    return Path(cache) / "failslow" / f"native-{key}" / "failslow_native.so"
-
-
-def build(environ: Mapping[str, str] = os.environ) -> Path:
-    """Compile the extension unless it is there; takes about half a minute.
-
-    Raises CaptureError with what the compiler said.
-    """
-    import torch
-
-    path = extension_path(environ)
-    if path.exists():
-        return path
-    home = Path(torch.__file__).parent
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        command = [
-            environ.get("CXX", "c++"),
-            *_FLAGS,
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            f"-I{home / 'include'}",
-            f"-I{home / 'include/torch/csrc/api/include'}",
-            f"-I{sysconfig.get_paths()['include']}",
-            str(SOURCE),
-            *("-o", str(made), f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"),
-        ]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except FileNotFoundError:
-            raise CaptureError(
-                f"no C++ compiler: {command[0]} was not found; install one or set CXX"
-            ) from None
-        except subprocess.CalledProcessError as error:
-            lines = [line for line in error.stderr.splitlines() if "error" in line]
-            raise CaptureError(
-                f"{SOURCE.name} does not compile against torch {torch.__version__}: "
-                f"{lines[0] if lines else error.stderr[-300:]}; capture works without it"
-            ) from None
-        os.replace(made, path)
-    return path
+__all__ = ["NativeRecorder", "load"]
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Any:
     """The extension module, or None where it was not built.
 
-    A file another user could have put there is refused with CaptureError.
+    One that is damaged, or that another user could have put there, is refused with CaptureError.
     """
-    path = extension_path(environ)
+    path = builder.extension_path(environ)
     try:
-        about = path.stat()
+        reason = builder.refused(path)
     except OSError:
         return None
-    if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
-        raise CaptureError(f"{path} can be written by others; remove it")
+    if reason:
+        raise CaptureError(reason)
     spec = importlib.util.spec_from_file_location("failslow_native", path)
     if spec is None or spec.loader is None:
         return None
@@ -198,8 +133,42 @@ class NativeRecorder(Recorder):
         self.extension.forget()
 
 
-if __name__ == "__main__":
+def _try() -> None:
+    """One collective of one rank, captured; for a build before it is put in place."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    from failslow.capture import hook
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    hook.install("native")
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    now = hook.status()
+    hook.uninstall()
+    if now["records"] != 1 or now["faults"] or tensor.tolist() != [1.0, 1.0]:
+        sys.exit(f"error: the extension does not capture: {now}")
+    sys.stderr.flush()
+    os._exit(0)  # gloo may abort an ordinary exit
+
+
+def _main(option: str) -> None:
+    if option == "--try":
+        _try()
+        return
+    later = option == "--later"
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    if later and nice > 0:  # beside a training job, in a session of its own
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))
     try:
-        print(build())
+        path = builder.build(wait=not later)
     except CaptureError as error:
-        sys.exit(str(error))
+        sys.exit(f"failslow build: {error}" if later else str(error))
+    print(f"failslow build: the compiled capture is ready: {path}" if later else path, flush=True)
+
+
+if __name__ == "__main__":
+    _main("".join(sys.argv[1:2]))
