@@ -37,7 +37,7 @@ from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import Follower, NodeWatch
 from failslow.runtime.rendezvous import Meeting, meeting, node_name
-from failslow.runtime.supervise import worker_lives
+from failslow.runtime.supervise import StepBack, worker_lives
 from failslow.runtime.transport import Endpoint, from_url
 from failslow.runtime.wire import (
     AGENTS,
@@ -225,16 +225,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         say=_say,
     )
     file = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"agent-{node}") + ".jsonl"
+    bus = Bus(
+        partial(_locate, meet, folder),
+        lambda url: Endpoint(from_url(url), job=job, sender=node, token=token),
+        **({"error": _NO_TOKEN} if meet.alone else {}),
+    )
     agent = Agent(
         node=node,
         worker=options.worker,
         watch=watch,
         session=session,
-        bus=Bus(
-            partial(_locate, meet, folder),
-            lambda url: Endpoint(from_url(url), job=job, sender=node, token=token),
-            **({"error": _NO_TOKEN} if meet.alone else {}),
-        ),
+        bus=bus,
         journal=JournalWriter(Path(environ["FAILSLOW_DIR"]) / file),
         blind_after_s=runtime.blind_after_s,
         metrics=metrics,
@@ -246,8 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ],
     )
     server = metrics.serve() if metrics is not None else None
+    step_back = StepBack(time.monotonic())
     while agent.turn(time.monotonic()) and not stopping.wait(agent.pace_s(runtime.poll_s)):
-        pass
+        step_back.look(time.monotonic(), at_work=bus.ready)
     agent.leave()
     remove_stale(environ)
     if server is not None:

@@ -45,6 +45,11 @@ class Bus:
         self._since_s = time.monotonic()
         self._error = error
 
+    @property
+    def ready(self) -> bool:
+        """There was a controller, and what connects to it is loaded."""
+        return self._endpoint is not None
+
     def publish(self, topic: str, payload: bytes) -> None:
         """Send, or keep until there is somebody to send to; the oldest give way."""
         with self._lock:

@@ -3,6 +3,9 @@
 In: `--worker PID-TICKS --launch ID [--controller]` and the job's environment. Out: the two as
 processes, restarted when they are killed; ended when they end by themselves.
 
+A part starts at the trainers' priority, which takes seconds, and goes down to the lowest once it is
+at work: on a node whose every core trains, the lowest priority does not even get to its imports.
+
 Each part is played once a node (a lock in the run folder, shared with the child, so that neither
 a dead supervisor nor a dead child alone frees it). A supervisor that comes second waits: workers
 which torchrun restarts bring theirs while the old one is still about to leave.
@@ -17,18 +20,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from failslow.capture.builder import build_later
 from failslow.capture.ring import process_start_ticks
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import node_name
 
-__all__ = ["NICE", "main", "worker_lives"]
+__all__ = ["NICE", "StepBack", "main", "worker_lives"]
 
 NICE = 19
-"""Priority of agent and controller unless FAILSLOW_RUNTIME_NICE says otherwise."""
+"""Priority of agent and controller at work, unless FAILSLOW_RUNTIME_NICE says otherwise."""
+_START_S = 60.0
+"""What a part has for its start at most before it goes down in priority."""
 _LOOK_S = 0.5
 _QUICK_S = 5.0
 _LEAVE_S = 5.0
@@ -48,7 +54,7 @@ class _Part:
     retry_s: float = 0.0
     done: bool = False
 
-    def start(self, arguments: list[str], now_s: float) -> None:
+    def start(self, arguments: list[str], now_s: float, nice: int) -> None:
         assert self.lock is not None
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"failslow.runtime.{self.name}", *arguments],
@@ -56,6 +62,8 @@ class _Part:
             pass_fds=[self.lock],
         )
         self.started_s = now_s
+        if self.failures:  # it ends again and again: not at the trainers' cost
+            _set_priority(self.process.pid, nice)
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, f"{self.process.pid}\n".encode(), 0)
 
@@ -71,6 +79,14 @@ class _Part:
             self.retry_s = now_s + wait_s
             _say(f"{self.name} ended with {code}; it is started again in {wait_s:g} s")
 
+    def starts(self, nice: int, now_s: float) -> bool:
+        """Whether it runs and is not yet at work."""
+        if self.process is None or now_s - self.started_s > _START_S:
+            return False
+        with contextlib.suppress(OSError):
+            return os.getpriority(os.PRIO_PROCESS, self.process.pid) < nice
+        return False
+
     def release(self) -> None:
         if self.lock is not None:
             os.close(self.lock)
@@ -84,14 +100,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--launch", required=True)
     parser.add_argument("--controller", action="store_true")
     options = parser.parse_args(argv)
-    _step_back()
     environ = os.environ
+    nice = _nice(environ)
+    _spread()
+    resting = nice <= os.getpriority(os.PRIO_PROCESS, 0)
+    if resting:
+        _give_way(nice)
     folder = RunFolder(environ["FAILSLOW_JOB"], environ)
     parts = [_Part("agent", f"agent-{node_name(environ)}")]
     if options.controller:
         parts.insert(0, _Part("controller", "controller"))
     arguments = ["--worker", options.worker, "--launch", options.launch]
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
+    _build(environ)
     while any(not part.done for part in parts):
         now_s, lives = time.monotonic(), worker_lives(options.worker)
         for part in parts:
@@ -102,9 +123,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 elif part.lock is None:
                     part.lock = folder.lock(part.lock_name)
                 if part.lock is not None and not part.done and now_s >= part.retry_s:
-                    part.start(arguments, now_s)
+                    part.start(arguments, now_s, nice)
             if part.done:
                 part.release()
+        if nice > 0 and resting == any(part.starts(nice, now_s) for part in parts):
+            resting = not resting
+            _set_group_priority(nice if resting else 0)
         # a child's end wakes it at once
         caught = signal.sigtimedwait([signal.SIGTERM, signal.SIGCHLD], _LOOK_S)
         if caught is not None and caught.si_signo == signal.SIGTERM:
@@ -130,17 +154,60 @@ def worker_lives(identity: str) -> bool:
     return process_start_ticks(int(pid)) == int(ticks)
 
 
-def _step_back() -> None:
-    """Take as little from the trainer as can be: priority, and not its cores alone."""
-    with contextlib.suppress(OSError, ValueError):  # the agent will say what is wrong with it
-        nice = int(os.environ.get("FAILSLOW_RUNTIME_NICE", str(NICE)))
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
-        # where Linux shares the processor among sessions first, ours counts as much as a trainer's
-        # whatever the priority of its processes
+class StepBack:
+    """Goes down to the priority of the monitoring once, when a part is at work."""
+
+    def __init__(self, now_s: float) -> None:
+        self._limit_s = now_s + _START_S
+        self._done = False
+
+    def look(self, now_s: float, *, at_work: bool) -> None:
+        """at_work: the part has started and done its first work. Times are CLOCK_MONOTONIC."""
+        if not self._done and (at_work or now_s > self._limit_s):
+            self._done = True
+            nice = _nice(os.environ)
+            for thread in os.listdir("/proc/self/task"):  # Linux keeps a priority a thread
+                _set_priority(int(thread), nice)
+
+
+def _nice(environ: Mapping[str, str]) -> int:
+    with contextlib.suppress(ValueError):  # the agent will say what is wrong with it
+        return int(environ.get("FAILSLOW_RUNTIME_NICE", str(NICE)))
+    return NICE
+
+
+def _give_way(nice: int) -> None:
+    _set_priority(0, nice)
+    _set_group_priority(nice)
+
+
+def _set_priority(pid: int, nice: int) -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+
+
+def _set_group_priority(nice: int) -> None:
+    """Where Linux shares the processor among sessions first, ours counts as much as a trainer's,
+    whatever the priority of its processes."""
+    with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(nice))
+
+
+def _spread() -> None:
+    """Not the trainer's cores alone."""
     with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _build(environ: Mapping[str, str]) -> None:
+    """Have the compiled capture built for the next start; never in a trainer's way."""
+    try:
+        told = build_later(environ)
+    except Exception as error:  # the watching does not depend on it
+        told = f"the compiled capture cannot be built: {error!r}"
+    if told:
+        _say(told)
 
 
 def _say(text: str) -> None:
