@@ -155,7 +155,8 @@ def _rings(rings: Mapping[int, RingReader], job: str, state: LiveJob | None) -> 
     still_s = max(_STILL_S, _STILL_ITERATIONS * usual_s)
     still = sorted(rank for rank, age in ages.items() if age is None or age > still_s)
     faults = sum(ring.faults for ring in rings.values())
-    found = f"{units.plural(len(rings), 'worker')} of this node"
+    modes = sorted({str(ring.description.get("mode", "unknown")) for ring in rings.values()})
+    found = f"{units.plural(len(rings), 'worker')} of this node, mode {' and '.join(modes)}"
     if still:
         oldest = ages[still[0]]
         since = "has recorded nothing" if oldest is None else f"was last heard {oldest:.0f} s ago"

@@ -13,6 +13,7 @@ from importlib import metadata, util
 
 import failslow
 from failslow import config
+from failslow.capture import builder
 from failslow.errors import FailslowError
 from failslow.runtime.doctor.base import OFF, Check, nodes_of
 from failslow.runtime.security import load_token
@@ -24,6 +25,7 @@ _ENTRY = "failslow.capture.autoload:autoload"
 _VARIABLES = (
     "FAILSLOW",
     "FAILSLOW_AGENT",
+    "FAILSLOW_CAPTURE_BUILD",
     "FAILSLOW_CAPTURE_FOLDER",
     "FAILSLOW_CAPTURE_MODE",
     "FAILSLOW_CAPTURE_RECORDS",
@@ -48,12 +50,13 @@ _CHOICES = {
 
 
 def settings_checks(environ: Mapping[str, str]) -> Iterator[Check]:
-    """python, torch, autoload, variables, settings, token."""
+    """python, torch, autoload, compiled capture, variables, settings, token."""
     version = ".".join(map(str, sys.version_info[:3]))
     found = f"Python {version}, failslow {failslow.__version__} in {sys.prefix}"
     yield Check("python", "pass", found)
     yield _torch()
     yield _autoload(environ)
+    yield _compiled(environ)
     yield _variables(environ)
     yield _settings(environ)
     yield _token(environ)
@@ -101,6 +104,30 @@ def _autoload(environ: Mapping[str, str]) -> Check:
             f"{sys.executable} -m pip install --force-reinstall --no-deps failslow",
         )
     return Check("autoload", "pass", "torch will load failslow's entry point")
+
+
+def _compiled(environ: Mapping[str, str]) -> Check:
+    """Whether calls are captured in C++ or, at some ten times the cost, in Python."""
+    name, asked = "compiled capture", environ.get("FAILSLOW_CAPTURE_MODE", "")
+    if asked in ("dispatcher", "python"):
+        found = f"FAILSLOW_CAPTURE_MODE={asked}: calls are captured in Python"
+        return Check(name, "info", found)
+    now = builder.state(environ)
+    by_hand = f"{builder.COMMAND}, which takes about a minute"
+    if now.name == "built":
+        return Check(name, "pass", f"mode native: {now.detail}")
+    if now.name == "building":
+        return Check(name, "info", "is being built; jobs started until then use mode dispatcher")
+    if now.name == "no torch":
+        return Check(name, "info", "there is no torch to build it for")
+    slower = "mode dispatcher: calls are captured in Python, at some ten times the cost"
+    if now.name == "no compiler":
+        found = f"{slower}; there is no C++ compiler ({now.detail})"
+        return Check(name, "warn", found, f"install one or set CXX, then {by_hand}")
+    if now.name == "failed":
+        return Check(name, "warn", f"{slower}; {now.detail}", f"see to that, then {by_hand}")
+    found = f"{slower}; the first watched job builds it in the background for the next"
+    return Check(name, "warn", found, by_hand)
 
 
 def _variables(environ: Mapping[str, str]) -> Check:

@@ -141,6 +141,7 @@ def _worker_environment(
     )
     return {name: value for name, value in environ.items() if name not in cleared} | {
         "FAILSLOW": "1",
+        "FAILSLOW_CAPTURE_BUILD": "0",
         "FAILSLOW_JOB": job,
         "FAILSLOW_DIR": str(folder / "run"),
         "RANK": str(rank),
