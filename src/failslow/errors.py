@@ -74,6 +74,10 @@ class MoveError(FailslowError):
         """Nothing was moved, and nothing would be by trying again."""
 
 
+class LabError(FailslowError):
+    """The nodes on one machine cannot be made, or what runs on them failed."""
+
+
 class OutputError(FailslowError):
     """A report cannot be written."""
 

@@ -11,6 +11,8 @@ with TestBed(nodes=4, folder=tmp_path) as bed:
 
 from __future__ import annotations
 
-from tests.testbed.bed import TRAIN_DDP, Iteration, Node, TestBed, Worker, until
+from tests.testbed.bed import TRAIN_DDP, Iteration, TestBed, until
+
+from failslow.lab import Node, Worker
 
 __all__ = ["TRAIN_DDP", "Iteration", "Node", "TestBed", "Worker", "until"]

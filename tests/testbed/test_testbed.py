@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from tests.testbed import TRAIN_DDP, Iteration, TestBed, Worker, until
-from tests.testbed.sweep import NAMESPACES, dead_beds, sweep
 
+from failslow.errors import LabError
 from failslow.inject import congest, throttle
 from failslow.inject.cgroups import cpu_group
+from failslow.lab.sweep import NAMESPACES, dead_beds, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 _SHOW = """
@@ -97,7 +98,7 @@ def test_a_failing_rank_is_told_with_its_text(tmp_path: Path) -> None:
     )
     with TestBed(nodes=2, folder=tmp_path) as bed:
         bed.launch(script)
-        with pytest.raises(AssertionError, match=r"rank 1: exit 1\nno data for rank 1"):
+        with pytest.raises(LabError, match=r"rank 1: exit 1\nno data for rank 1"):
             bed.wait(60)
 
 

@@ -6,7 +6,7 @@ to its end, or until the owner with that pid is no more, and then sweeps:
 
     python sweep.py fs4711 /sys/fs/cgroup/cpu 4711 183203
 
-Standard library only, and nothing of the package under test.
+Standard library only, and nothing else of this package.
 """
 
 from __future__ import annotations
