@@ -54,7 +54,9 @@ class ThreadHub:
         self.decision: bool | None = None
         self.lock = threading.Condition()
         self.words: dict[int, dict[int, bytes]] = defaultdict(dict)
-        self.queues: dict[tuple[int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self.queues: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {
+            (source, to): queue.Queue() for source in range(size) for to in range(size)
+        }
 
     def run(self, work: Callable[[ThreadWire], Any], limit_s: float = 60.0) -> list[Any]:
         """`work` in a thread for each worker: what it returned, or the exception that ended it."""

@@ -1,0 +1,127 @@
+"""The state of a place in the grid: what a worker hands over and takes on, made and put back.
+
+In: a model (a pipeline stage) and its optimizer. Out: a tree that `swap_state` can move, and the
+same model and optimizer elsewhere going on exactly where it left off:
+
+    state = take_state(stage, optimizer, rng=take_rng(device), sampler=17)
+    …                                     # moved; model and optimizer of the new place are built
+    put_state(moved.state, stage, optimizer)
+    put_rng(moved.state["extras"]["rng"], device)
+    # {"tensors":{"layers.0.weight":…},"optimizer":[{"step":…,"exp_avg":…},…],
+    #  "groups":[{"lr":0.001,…}],"extras":{"rng":{"torch":…},"sampler":17}}
+
+Random numbers belong to the place as well: a replica's dropout must not depend on which machine
+runs it. DTensors are handed over as their local parts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from failslow.errors import MoveError
+
+__all__ = ["put_rng", "put_state", "take_rng", "take_state"]
+
+
+def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any) -> dict[str, Any]:
+    """Parameters, buffers, optimizer and `extras`; nothing is copied.
+
+    The optimizer is described in the order of its parameters, which the new place's must share.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "tensors": {name: _local(tensor.detach()) for name, tensor in own.items()},
+        "optimizer": [
+            {key: _local(value) for key, value in optimizer.state.get(p, {}).items()}
+            for p in parameters
+        ],
+        "groups": groups,
+        "extras": extras,
+    }
+
+
+@torch.no_grad()
+def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make a newly built model and optimizer of that place go on from `state`.
+
+    Raises MoveError where they are not those of that place: other names, shapes, or numbers.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    _same("tensors of the model", sorted(own), sorted(state["tensors"]))
+    _same("parameters of the optimizer", len(parameters), len(state["optimizer"]))
+    _same("groups of the optimizer", len(optimizer.param_groups), len(state["groups"]))
+    for name, tensor in own.items():
+        here, there = _local(tensor), state["tensors"][name]
+        _same(f"shape of {name}", tuple(here.shape), tuple(there.shape))
+        here.copy_(there)
+    for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
+        group.update(values)
+    for parameter, values in zip(parameters, state["optimizer"], strict=True):
+        if values:
+            optimizer.state[parameter] = {
+                key: _like(parameter, value) for key, value in values.items()
+            }
+
+
+def _same(what: str, here: object, there: object) -> None:
+    if here != there:
+        raise MoveError(f"{what}: {here} here and {there} in the state that was moved")
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def _like(parameter: torch.Tensor, value: Any) -> Any:
+    """An optimizer's value, split over workers as its parameter is."""
+    local = _local(parameter)
+    if not isinstance(value, torch.Tensor) or value.shape != local.shape or local is parameter:
+        return value
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def take_rng(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The states of the random generators of torch (with the device's), numpy and Python."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - it is the global one
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position],
+        "numpy_gauss": [int(has_gauss), float(gauss)],
+    }
+    if torch.device(device).type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def put_rng(state: Mapping[str, Any], device: torch.device | str = "cpu") -> None:
+    """Go on with the random numbers of the place that `take_rng` described."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    kind, keys, position = state["numpy"]
+    words = (kind, keys.numpy().astype(np.uint32), position, *state["numpy_gauss"])
+    np.random.set_state(words)  # noqa: NPY002 - it is the global one
+    if "cuda" in state and torch.device(device).type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
