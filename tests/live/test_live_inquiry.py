@@ -57,9 +57,18 @@ def test_suspects_of_a_profile_are_named_until_there_is_a_verdict(device: Script
     text = shown(job)
 
     assert "suspect: own time of rank 2 in mesh_dp ×1.55, score 0.94" in text
-    assert [w.state for w in job.workers] == ["suspected", "suspected", "slow", "suspected"]
-    assert "group ×1.12" in text  # the weaker suspicion names everyone
+    # the episode names rank 2 already; the weak suspicion of the whole group marks nobody
+    assert [w.state for w in job.workers] == ["ok", "ok", "slow", "ok"]
+    assert "suspect: group of ranks 0–3 in mesh_dp ×1.12, score 0.18" in text
     assert live_document(job, folder="x")["workers"][2]["suspect"]["score"] == 0.94
+
+
+def test_a_worker_only_a_profile_names_is_a_suspect() -> None:
+    job = seen(ppdp(), of_kind("diagnosis"))
+
+    assert [w.rank for w in job.workers if w.state == "suspected"] == [0, 1, 2, 3]
+    assert shown(job).count("suspect  ") == 4
+    assert "group ×4.90" in shown(job)
 
 
 def test_a_verdict_names_its_worker_with_cause_and_ratio(device: Script) -> None:
@@ -97,7 +106,7 @@ def test_a_culprit_that_is_well_again_is_no_longer_named(device: Script) -> None
     job = seen(device, of_kind("culpritpace"))
     assert job.inquiry.findings == {}
     assert job.inquiry.level == "S2"
-    assert {w.state for w in job.workers} == {"suspected", "slow"}  # the episode is still on
+    assert [w.state for w in job.workers] == ["ok", "ok", "slow", "ok"]  # the episode is still on
 
     restored = seen(device, of_kind("outcome", 2))
     assert (restored.inquiry.level, restored.inquiry.verdict) == ("S1", None)
@@ -156,4 +165,5 @@ def test_it_fits_the_terminal(device: Script, width: int) -> None:
     text = shown(seen(device, of_kind("outcome")), width)
 
     assert all(len(row.rstrip()) <= width for row in text.splitlines())
-    assert "slow: device ×1.52 (verdict)" in text
+    assert "slow: device ×1.52" in text
+    assert "(verdict)" in text

@@ -30,6 +30,8 @@ __all__ = ["Inquiry"]
 
 _WELL = 1.05
 """A culprit this near its healthy time is well (design, relief)."""
+_WEAK = 0.5
+"""Of the likeliest suspect's score: a group of everybody is often the next one."""
 
 
 @dataclass(slots=True)
@@ -62,8 +64,12 @@ class Inquiry:
         return max(mine, key=lambda finding: finding.slowdown, default=None)
 
     def suspect_of(self, rank: int) -> Suspect | None:
-        """The likeliest suspicion that names the worker."""
-        return next((suspect for suspect in self.suspects if rank in suspect.ranks), None)
+        """The likeliest open suspicion that names the worker; a weak one marks nobody."""
+        if self.verdict is not None or not self.suspects:
+            return None
+        enough = _WEAK * self.suspects[0].score
+        likely = (s for s in self.suspects if rank in s.ranks and s.score >= enough)
+        return next(likely, None)
 
     def take(self, entry: JournalEntry) -> None:
         """One more entry. Raises KeyError, TypeError, ValueError on one of another version."""

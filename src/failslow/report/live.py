@@ -305,7 +305,8 @@ def _table(job: LiveJob, max_rows: int | None) -> Table:
         table.add_column(
             name,
             justify="right" if right else "left",
-            no_wrap=name != "note",
+            no_wrap=name not in ("state", "note"),
+            min_width=12 if name == "note" and any(_note(w, job) for w in job.workers) else None,
             overflow="ellipsis" if name == "node" else "fold",
         )
     few = max_rows is None or len(job.workers) <= max_rows
