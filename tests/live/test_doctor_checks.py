@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import failslow
+from failslow.capture.builder import extension_path
 from failslow.capture.ring import RingWriter
 from failslow.runtime.doctor import Check
 from failslow.runtime.doctor.machine import machine_checks, stale_rings
@@ -83,6 +84,42 @@ def test_what_is_wrong_is_named_with_its_remedy(
 )
 def test_what_is_right_passes(name: str, environ: Mapping[str, str]) -> None:
     assert checked(name, **environ).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("environ", "status", "found", "remedy"),
+    [
+        ({"FAILSLOW_CAPTURE_MODE": "dispatcher"}, "info", "FAILSLOW_CAPTURE_MODE=dispatcher", ""),
+        (
+            {"CXX": "no-such-compiler"},
+            "warn",
+            "mode dispatcher: .* no C\\+\\+ compiler \\(no-such-compiler\\)",
+            "install one or set CXX, then python -m failslow.capture.native",
+        ),
+        ({"CXX": "true"}, "warn", "mode dispatcher: .*in the background", "python -m failslow.cap"),
+    ],
+)
+def test_the_mode_of_capture_is_named_with_the_remedy(
+    environ: Mapping[str, str], status: str, found: str, remedy: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="what is built depends on torch")
+    here = {"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"], **environ}
+    check = checked("compiled capture", **here)
+
+    assert check.status == status
+    assert re.search(found, check.found)
+    assert check.remedy.startswith(remedy)
+
+
+def test_a_compiled_capture_that_is_there_passes(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="what is built depends on torch")
+    path = extension_path({"XDG_CACHE_HOME": str(tmp_path)})
+    path.parent.mkdir(parents=True)
+    path.touch()
+
+    check = checked("compiled capture", XDG_CACHE_HOME=str(tmp_path))
+
+    assert (check.status, check.found) == ("pass", f"mode native: {path}")
 
 
 def test_every_variable_the_source_reads_is_known() -> None:

@@ -113,21 +113,24 @@ def _compiled(environ: Mapping[str, str]) -> Check:
         found = f"FAILSLOW_CAPTURE_MODE={asked}: calls are captured in Python"
         return Check(name, "info", found)
     now = builder.state(environ)
-    by_hand = f"{builder.COMMAND}, which takes about a minute"
-    if now.name == "built":
-        return Check(name, "pass", f"mode native: {now.detail}")
-    if now.name == "building":
-        return Check(name, "info", "is being built; jobs started until then use mode dispatcher")
-    if now.name == "no torch":
-        return Check(name, "info", "there is no torch to build it for")
-    slower = "mode dispatcher: calls are captured in Python, at some ten times the cost"
-    if now.name == "no compiler":
-        found = f"{slower}; there is no C++ compiler ({now.detail})"
-        return Check(name, "warn", found, f"install one or set CXX, then {by_hand}")
-    if now.name == "failed":
-        return Check(name, "warn", f"{slower}; {now.detail}", f"see to that, then {by_hand}")
-    found = f"{slower}; the first watched job builds it in the background for the next"
-    return Check(name, "warn", found, by_hand)
+    fine: dict[str, Check] = {
+        "built": Check(name, "pass", f"mode native: {now.detail}"),
+        "building": Check(name, "info", "it is being built; until then jobs use mode dispatcher"),
+        "no torch": Check(name, "info", "there is no torch to build it for"),
+    }
+    wanting = {
+        "no compiler": (
+            f"there is no C++ compiler ({now.detail})",
+            "install one or set CXX, then ",
+        ),
+        "failed": (now.detail, "see to that, then "),
+        "missing": ("the first watched job builds it in the background for the next", ""),
+    }
+    if now.name in fine:
+        return fine[now.name]
+    found, first = wanting[now.name]
+    found = f"mode dispatcher: calls are captured in Python, at some ten times the cost; {found}"
+    return Check(name, "warn", found, f"{first}{builder.COMMAND}, which takes about a minute")
 
 
 def _variables(environ: Mapping[str, str]) -> Check:
