@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import checkpoint
+import failslow
 from data import Batches, read_corpus
 from layout import Grid, Layout
 from model import Shape
@@ -50,7 +51,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--work-ms", type=float, default=0.0, help="compute added to each micro-batch and stage")
     add("--dilute", type=float, default=4.0, help="of the added compute: sleep over products")
     add("--sleep", choices=["fixed", "follow"], default="fixed", help="see work.py")
-    add("--losses", type=Path, metavar="FILE", help="the losses, as a JSON list")
+    add("--losses", type=Path, metavar="FILE", help="the losses, as a JSON list; a .jsonl grows")
     add("--step-times", type=Path, metavar="FILE", help="seconds of each step, as a JSON list")
     add("--checkpoint", type=Path, metavar="FOLDER", help="resume from it and save there")
     add("--checkpoint-every", type=int, default=0, metavar="STEPS", help="0: only at the end")
@@ -66,13 +67,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if chosen.micro_batches < least:
         parser.error(f"--micro-batches must be at least {least:.0f}: one a stage and replica")
     return chosen
-
-
-def even_share(size: int, replica: int, replicas: int) -> range:
-    """The micro-batches of one replica, the first replicas taking the remainder."""
-    each, more = divmod(size, replicas)
-    first = replica * each + min(replica, more)
-    return range(first, first + each + (replica < more))
 
 
 def main() -> None:
@@ -114,27 +108,45 @@ def main() -> None:
         seed=chosen.seed,
     )
     if chosen.work_ms:
-        trainer.stage.work = Work(
+        trainer.work = Work(
             chosen.work_ms / 1e3, chosen.dilute, follow=chosen.sleep == "follow", device=device
         )
     first = checkpoint.load(trainer, chosen.checkpoint) if chosen.checkpoint else 0
 
+    def save(done: int) -> None:
+        checkpoint.save(trainer, chosen.checkpoint, done)
+
+    coordinator = failslow.Coordinator(
+        chosen.micro_batches,
+        mesh=grid.mesh,
+        model=trainer.stage,
+        gradients="sum",
+        rebuild=trainer.rebuild,
+        state=trainer.state,
+        move=trainer.move,
+        checkpoint=save if chosen.checkpoint else None,
+    )
     losses: list[float] = []
     times_s: list[float] = []
     for step in range(first, chosen.steps):
         begin_s = time.perf_counter()
-        share = even_share(batches.size(step), grid.replica, layout.dp)
-        losses.append(trainer.step(step, share))
+        with coordinator.step(step, batches.size(step)) as share:
+            losses.append(trainer.step(step, share.indices, share.size))
         times_s.append(time.perf_counter() - begin_s)
+        if rank == 0 and chosen.losses and chosen.losses.suffix == ".jsonl":
+            with chosen.losses.open("a", encoding="ascii") as file:
+                file.write(f"{losses[-1]!r}\n")
         if rank == 0 and step % 10 == 0:
             print(f"step {step:5d}  loss {losses[-1]:.4f}  {times_s[-1] * 1e3:.1f} ms", flush=True)
         done, every = step + 1, chosen.checkpoint_every
         if chosen.checkpoint and (done == chosen.steps or (every and done % every == 0)):
-            checkpoint.save(trainer, chosen.checkpoint, done)
+            save(done)
+        if coordinator.stop:
+            break
 
     if rank == 0:
         for path, values in ((chosen.losses, losses), (chosen.step_times, times_s)):
-            if path:
+            if path and path.suffix != ".jsonl":
                 path.write_text(json.dumps(values), encoding="ascii")
     # gloo aborts where a peer closes first: all leave together, past the interpreter's own exit
     dist.barrier()

@@ -8,7 +8,8 @@ workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from data import Batches, seed_of
 from layout import Grid
-from model import Shape, Stage, token_loss
+from model import BYTES, Shape, Stage, token_loss
 
 __all__ = ["Trainer", "local"]
 
@@ -43,39 +44,82 @@ class Trainer:
         clip: float,
         seed: int,
     ) -> None:
-        self.grid, self.shape, self.batches, self.device = grid, shape, batches, device
-        self.clip, self.seed = clip, seed
-        self.stage = Stage(shape, grid.stage, grid.layout.pp, seed).to(device)
+        self.shape, self.batches, self.device = shape, batches, device
+        self.learning_rate, self.clip, self.seed = learning_rate, clip, seed
+        self.work: Callable[[], None] = lambda: None
+        """Called once a micro-batch: compute that is there to take time."""
+        self._weight = 0.0
+        self._build(grid)
+
+    def _build(self, grid: Grid) -> None:
+        """Be the worker at this place of the grid, with a new model and optimizer."""
+        self.grid = grid
+        self.stage = Stage(self.shape, grid.stage, grid.layout.pp, self.seed).to(self.device)
+        self.stage.work = self._work
         if grid.layout.tp > 1:
             self.stage.split(grid.tensor_mesh)
         self.parameters: dict[str, nn.Parameter] = dict(self.stage.named_parameters())
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=learning_rate, weight_decay=0.01, foreach=False
+            self.parameters.values(), lr=self.learning_rate, weight_decay=0.01, foreach=False
         )
-        self._weight = 0.0
         self._pipeline: Schedule1F1B | None = None
         self._count = 0
+
+    def _work(self) -> None:
+        self.work()
 
     def rebuild(self, count: int) -> None:
         """From now on this replica runs `count` micro-batches a step; at least one a stage."""
         self._count = count
         if self.grid.layout.pp == 1:
             return
+        shape, rows = self.shape, (self.batches.sequences, self.shape.length)
+        text = torch.empty(rows, dtype=torch.long, device=self.device)
+        hidden = torch.empty(*rows, shape.width, device=self.device, requires_grad=True)
+        logits = torch.empty(*rows, BYTES, device=self.device, requires_grad=True)
+        # left to find the shapes out, it would run a micro-batch more after each rebuild
         stage = PipelineStage(
             self.stage,
             self.grid.stage,
             self.grid.layout.pp,
             self.device,
+            input_args=text if self.stage.is_first else hidden,
+            output_args=logits if self.stage.is_last else hidden,
             group=self.grid.groups[0],
         )
         # scale_grads would divide by this replica's own count, which others do not have
         self._pipeline = Schedule1F1B(stage, count, loss_fn=self._loss, scale_grads=False)
 
-    def step(self, step: int, indices: Sequence[int]) -> float:
-        """Train on the micro-batches `indices` of that step's global batch."""
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values that make up this place's state; the training's own."""
+        moments = [self.optimizer.state[parameter] for parameter in self.parameters.values()]
+        return {
+            "parameters": {name: local(p.detach()) for name, p in self.parameters.items()},
+            "moments": [{key: local(value) for key, value in own.items()} for own in moments],
+        }
+
+    def move(self, placement: tuple[int, ...], state: dict[str, Any]) -> None:
+        """Take the place that `placement` gives this worker, and its state. All together."""
+        old = self.grid
+        # parameters that are split over workers hold on to the groups they were made with
+        del self.stage, self.parameters, self.optimizer
+        self._pipeline = None
+        old.close()
+        gc.collect()
+        self._build(Grid.build(old.layout, placement, self.device.type))
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                local(parameter).copy_(state["parameters"][name])
+            for parameter, moments in zip(self.parameters.values(), state["moments"], strict=True):
+                for key, value in moments.items():
+                    whole = torch.zeros_like(parameter) if value.ndim else torch.zeros(())
+                    local(whole).copy_(value)
+                    self.optimizer.state[parameter][key] = whole
+
+    def step(self, step: int, indices: Sequence[int], size: int) -> float:
+        """Train on the micro-batches `indices` of that step's global batch of `size`."""
         if len(indices) != self._count:
             self.rebuild(len(indices))
-        size = self.batches.size(step)
         tokens = sum(self.batches.tokens(step, index) for index in range(size))
         self._weight = 1.0 / tokens
         batches = [self.batches.microbatch(step, index) for index in indices]

@@ -20,12 +20,17 @@ from failslow.errors import FailslowError
 if TYPE_CHECKING:
     from failslow.detect import analyze
     from failslow.ingest import read_log
+    from failslow.mitigate.coordinator import Coordinator
 
-__all__ = ["FailslowError", "__version__", "analyze", "read_log"]
+__all__ = ["Coordinator", "FailslowError", "__version__", "analyze", "read_log"]
 
 __version__ = "0.1.0"
 
-_HOMES = {"analyze": "failslow.detect", "read_log": "failslow.ingest"}
+_HOMES = {
+    "Coordinator": "failslow.mitigate.coordinator",
+    "analyze": "failslow.detect",
+    "read_log": "failslow.ingest",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,236 @@
+"""What a training loop needs to be steered: its micro-batches, their weight, a few callbacks.
+
+In: the grid, the size of the global batch, callbacks. Out: each step's share of the global batch;
+plans are carried out between two steps, on all workers at the same one:
+
+    coordinator = failslow.Coordinator(microbatches=32, model=model)
+    for step in range(steps):
+        with coordinator.step(step) as share:
+            for index in share:
+                (loss_fn(model(batch(step, index))) * share.weight).backward()
+            optimizer.step()
+
+In a job that failslow does not watch (FAILSLOW=1 is not set) it communicates nothing and every
+replica has its even share. Else rank 0 reads the controller's orders from its node's agent.
+
+The contract (arXiv 2410.12588, §5): the global batch and its order never change and gradients are
+weighted by what they stand for, so training goes as with the even split, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from failslow.capture import hook
+from failslow.errors import PlanError
+from failslow.mitigate.batches import even
+from failslow.mitigate.grid import Place, place_in
+from failslow.mitigate.share import Share, exchange_switch
+from failslow.mitigate.steer import Steering
+from failslow.mitigate.steer_apply import Hands, Placing
+from failslow.records import JobFacts
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """Made once by every worker of the job, all together, after the process group and the model.
+
+    microbatches: of the global batch, over all replicas.
+    grid, place: (pp, dp, tp) and this worker's coordinates in it; or mesh, whose dimensions are
+    named pp, dp (replicate), tp (shard); the world is one data-parallel axis if left out.
+    model: with it DDP's and FSDP2's exchange of gradients happens in the last micro-batch only, and
+    what forbids unequal counts is found.
+    gradients: "mean" where they are averaged over replicas (DDP, FSDP), "sum" where they are added.
+    least, most: micro-batches a replica can run; least is the number of stages if left out, as 1F1B
+    needs.
+    rebuild: called with the number of micro-batches whenever it changes (a pipeline's schedule),
+    before the first step too.
+    state, move: for changes of place: this worker's state as a tree of tensors and plain values;
+    move(placement, state) makes this worker the one at the position where `placement` has its rank,
+    with that position's state, its groups and mesh made anew.
+    checkpoint: called with the number of steps done; saves so that the job can be restarted.
+    exchanges: {"name": group} of what else communicates in every micro-batch.
+    listen_s: how often orders are looked for; rank 0's counts. 0: before every step.
+    limit_s: how long workers wait for each other between two steps before they give orders up.
+
+    Raises PlanError for a grid or a batch that does not fit, on all workers alike.
+    """
+
+    def __init__(
+        self,
+        microbatches: int,
+        *,
+        grid: tuple[int, int, int] | None = None,
+        place: tuple[int, int, int] | None = None,
+        mesh: DeviceMesh | None = None,
+        model: nn.Module | None = None,
+        gradients: Literal["mean", "sum"] = "mean",
+        least: int | None = None,
+        most: int | None = None,
+        rebuild: Callable[[int], None] | None = None,
+        state: Callable[[], Any] | None = None,
+        move: Placing | None = None,
+        checkpoint: Callable[[int], None] | None = None,
+        exchanges: Mapping[str, dist.ProcessGroup] | None = None,
+        listen_s: float = 0.25,
+        limit_s: float = 1800.0,
+    ) -> None:
+        here = _here(grid, place, mesh)
+        stages, replicas, _ = here.grid
+        self._hands = Hands(
+            even(microbatches, replicas, stages if least is None else least),
+            here,
+            most=most,
+            rebuild=rebuild,
+            state=state,
+            move=move,
+            checkpoint=checkpoint,
+            limit_s=limit_s,
+        )
+        self._replicas = replicas
+        self._scale = float(replicas) if gradients == "mean" else 1.0
+        self._switch: Callable[[bool], None] | None = None
+        self.use(model)
+        self._share: Share | None = None
+        self._steering: Steering | None = None
+        if _watched():
+            from failslow.mitigate.steer_refuse import why_equal
+
+            def reason(replica_of: list[int]) -> str:
+                return why_equal(replica_of, model=model, mesh=mesh, groups=exchanges)
+
+            self._steering = Steering(
+                self._hands, why_equal=reason, listen_s=listen_s, limit_s=limit_s
+            )
+
+    def use(self, model: nn.Module | None) -> None:
+        """The model is another one from now on: to be said in `move` where it wraps DDP or FSDP."""
+        self._switch = exchange_switch(model)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Micro-batches of each replica, as they are split now."""
+        return self._hands.split.counts
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank at each position, row-major over (pp, dp, tp)."""
+        return self._hands.placement
+
+    @property
+    def facts(self) -> JobFacts | None:
+        """What the controller is told of the job; None where none watches."""
+        return self._steering.facts if self._steering is not None else None
+
+    @property
+    def stop(self) -> bool:
+        """The job was saved to be restarted elsewhere: leave the loop."""
+        return self._hands.stop
+
+    def step(self, index: int, microbatches: int | None = None) -> _Step:
+        """`with coordinator.step(index) as share:` around one step, its optimizer step included."""
+        return _Step(self, index, microbatches)
+
+    def begin(self, index: int, microbatches: int | None = None) -> Share:
+        """Before step `index`, on all workers; what this replica has to run.
+
+        microbatches: of this step's global batch, where it is another number than usual.
+        Raises PlanError where they are too few for the replicas, on all workers alike, and what a
+        callback raises.
+        """
+        hands = self._hands
+        if self._steering is not None:
+            self._steering.between(index)
+        split = hands.split if microbatches is None else hands.split.scaled(microbatches)
+        indices = split.part(hands.place.replica)
+        hands.build(len(indices))
+        self._share = share = Share(
+            index,
+            indices,
+            size=split.size,
+            replicas=self._replicas,
+            scale=self._scale,
+            switch=self._switch,
+        )
+        return share
+
+    def end(self) -> None:
+        """After the step, its optimizer step included."""
+        share, self._share = self._share, None
+        if share is None:
+            raise PlanError("end() without begin(); call begin(step) before the step")
+        hook.mark_step(share.step)
+        if self._steering is not None:
+            self._steering.ended(share)
+
+    def total(self, tokens: float, group: dist.ProcessGroup | None = None) -> float:
+        """`tokens` of all replicas together, for `Share.weigh`: an all-reduce.
+
+        group: this worker's data-parallel one; all workers if left out.
+        """
+        if not dist.is_initialized():
+            return float(tokens)
+        value = torch.tensor([float(tokens)], dtype=torch.float64, device=_device(group))
+        dist.all_reduce(value, group=group)
+        return float(value)
+
+
+class _Step:
+    """`begin` and `end` as a context; a step that fails has no end."""
+
+    __slots__ = ("_coordinator", "_index", "_microbatches")
+
+    def __init__(self, coordinator: Coordinator, index: int, microbatches: int | None) -> None:
+        self._coordinator, self._index, self._microbatches = coordinator, index, microbatches
+
+    def __enter__(self) -> Share:
+        return self._coordinator.begin(self._index, self._microbatches)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._coordinator.end()
+
+
+def _here(
+    grid: tuple[int, int, int] | None,
+    place: tuple[int, int, int] | None,
+    mesh: DeviceMesh | None,
+) -> Place:
+    ready = dist.is_initialized()
+    world, rank = (dist.get_world_size(), dist.get_rank()) if ready else (1, 0)
+    if grid is None and mesh is not None:
+        here = place_in(mesh)
+    elif grid is None:
+        here = Place(0, rank, 0, (1, world, 1))
+    else:
+        here = Place(*place, grid) if place is not None else Place.at(rank, grid)
+    pp, dp, tp = here.grid
+    if pp * dp * tp != world:
+        raise PlanError(
+            f"a grid of {pp} x {dp} x {tp} needs {pp * dp * tp} workers and the job has {world}"
+        )
+    return here
+
+
+def _watched() -> bool:
+    """Whether rank 0 is watched, so that orders can come; the same on all ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    watched = torch.tensor([float(hook.status()["active"])], device=_device(None))
+    with hook.quiet():
+        dist.broadcast(watched, 0)
+    return bool(watched)
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a tensor must be that the group sends."""
+    if "gloo" in dist.get_backend(group) or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,165 @@
+"""What a plan changes in this process, so that it can be undone until all workers are ready.
+
+In: a plan and the trainer's callbacks. Out: the new split or place, after `commit`:
+
+    hands.prepare(plan, step)       # may raise; then, and after a "no" of anyone: roll_back()
+    hands.commit()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from failslow.errors import MoveError, PlanError
+from failslow.mitigate.batches import Split
+from failslow.mitigate.grid import Place
+from failslow.mitigate.move import swap_state, transfer_group
+from failslow.records import Plan
+
+__all__ = ["Hands"]
+
+Placing = Callable[[tuple[int, ...], Any], None]
+"""`place(placement, state)`: be the worker of another position from now on."""
+
+
+class Hands:
+    """One worker's callbacks and what is in force here."""
+
+    def __init__(
+        self,
+        split: Split,
+        place: Place,
+        *,
+        most: int | None,
+        rebuild: Callable[[int], None] | None,
+        state: Callable[[], Any] | None,
+        move: Placing | None,
+        checkpoint: Callable[[int], None] | None,
+        limit_s: float,
+    ) -> None:
+        self.split, self.place = split, place
+        self.placement = tuple(range(math.prod(place.grid)))
+        """The rank at each position."""
+        self.most = most
+        self.stop = False
+        """A checkpoint for a restart was saved: the job is to end."""
+        self.no_redistribution = ""
+        self._rebuild, self._state, self._move, self._checkpoint = rebuild, state, move, checkpoint
+        self._limit_s = limit_s
+        self._built: int | None = None
+        """Micro-batches the trainer was last told of."""
+        self._commit: Callable[[], None] = _nothing
+        self._undo: Callable[[], None] = _nothing
+
+    @property
+    def no_topology_change(self) -> str:
+        """Why workers cannot change places; "" they can."""
+        if self._state is None or self._move is None:
+            return "no state= and move= callbacks given to the Coordinator"
+        return ""
+
+    @property
+    def no_restart(self) -> str:
+        """Why the job cannot be restarted; "" it can."""
+        return "" if self._checkpoint else "no checkpoint= callback given to the Coordinator"
+
+    def build(self, count: int) -> None:
+        """This replica runs `count` micro-batches in the coming step."""
+        if self._rebuild is not None and count != self._built:
+            self._built = None  # should it fail half-way
+            self._rebuild(count)
+            self._built = count
+
+    def problem(self, plan: Plan) -> tuple[str, bool]:
+        """(why the plan cannot be carried out, "" if it can; whether it never can)."""
+        if plan.level in ("S1", "S2"):
+            counts = plan.microbatches
+            if self.no_redistribution and max(counts, default=0) - min(counts, default=0) > 1:
+                return self.no_redistribution, True
+            return self.split.problem(counts, self.most), False
+        if plan.level == "S3":
+            if self.no_topology_change:
+                return self.no_topology_change, True
+            if sorted(plan.placement) != sorted(self.placement):
+                return f"{list(plan.placement)} is no placement of the job's ranks", False
+            return "", False
+        return self.no_restart, bool(self.no_restart)
+
+    def prepare(self, plan: Plan, step: int) -> None:
+        """Get ready for the plan before `step`. What it raises is a "no"."""
+        self._commit = self._undo = _nothing
+        if plan.level in ("S1", "S2"):
+            self._prepare_split(plan.microbatches)
+        elif plan.level == "S3":
+            self._prepare_move(plan.placement)
+        else:
+            self._prepare_restart(step)
+
+    def commit(self) -> None:
+        """All workers are ready."""
+        self._commit()
+
+    def roll_back(self) -> None:
+        """Some worker is not. Raises what a callback raises."""
+        self._undo()
+
+    def _prepare_split(self, counts: Sequence[int]) -> None:
+        new = Split(counts=tuple(counts), least=self.split.least)
+
+        def commit() -> None:
+            self.split = new
+
+        def undo() -> None:
+            self.build(self.split.counts[self.place.replica])
+
+        self._commit, self._undo = commit, undo
+        self.build(new.counts[self.place.replica])
+
+    def _prepare_move(self, placement: tuple[int, ...]) -> None:
+        if self._state is None or self._move is None:
+            raise PlanError(self.no_topology_change)
+        now, state, moved_to = self.placement, self._state(), self._move
+        with transfer_group(limit_s=self._limit_s) as group:
+            moved = swap_state(
+                state,
+                placement_now=now,
+                placement_new=placement,
+                group=group,
+                tp=self.place.grid[2],
+                limit_s=self._limit_s,
+            )
+
+        def undo() -> None:
+            self._built = None
+            moved_to(now, state)
+
+        def commit() -> None:
+            self.placement = placement
+            self.place = Place.at(placement.index(dist.get_rank()), self.place.grid)
+
+        self._commit, self._undo = commit, undo
+        self._built = None
+        moved_to(placement, moved.state)
+
+    def _prepare_restart(self, step: int) -> None:
+        if self._checkpoint is None:
+            raise PlanError(self.no_restart)
+
+        def commit() -> None:
+            self.stop = True
+
+        self._commit = commit
+        self._checkpoint(step)
+
+
+def refused(error: Exception) -> bool:
+    """Whether what went wrong would go wrong again."""
+    return isinstance(error, MoveError) and error.refused
+
+
+def _nothing() -> None:
+    pass

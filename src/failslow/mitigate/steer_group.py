@@ -1,0 +1,102 @@
+"""How all workers come to carry out the same order at the same step, or none.
+
+In: at agreed steps, what rank 0 has to say. Out: the same on every worker, and one decision. A
+process group of its own over gloo, so that whatever goes wrong with it is not the training's:
+
+    wait, order = group.hear(wait=5, order=None)     # rank 0's arguments, on every rank
+    against = group.vote("")                         # "" where every worker is ready
+
+Two broadcasts carry an order, then every worker says whether it is ready, and an entry in the job's
+store, the first that is made, decides: a worker that cannot see how the vote ended reads it there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from failslow.capture import hook
+from failslow.errors import PlanError
+from failslow.mitigate.move_wire import GroupWire, read_word, word
+
+__all__ = ["SteerGroup"]
+
+_MOST_BYTES = 1 << 20
+
+
+class SteerGroup:
+    """Made by all workers together; its calls are made by all of them in the same order.
+
+    They raise what torch raises when a worker is gone or late. The group is of no use afterwards:
+    `close` it, so that the others' next call fails at once as well.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """limit_s: how long the others may take to come; as long as the training's own groups."""
+        with hook.quiet():
+            self._group = dist.new_group(
+                backend="gloo", timeout=timedelta(seconds=limit_s), group_desc="failslow_steer"
+            )
+        self._head = torch.zeros(2, dtype=torch.int64)
+
+    def gather(self, **content: Any) -> Sequence[dict[str, Any]]:
+        """What every rank says (a few hundred bytes of plain values), by rank."""
+        with hook.quiet():
+            return self._gather(content)
+
+    def _gather(self, content: dict[str, Any]) -> list[dict[str, Any]]:
+        mine = torch.frombuffer(bytearray(word(**content)), dtype=torch.uint8)
+        words = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(words, mine, group=self._group)
+        return [read_word(told.numpy().tobytes()) for told in words]
+
+    def hear(self, wait: int, order: dict[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+        """(steps until the next call, what is ordered) as rank 0 says."""
+        text = b"" if order is None else json.dumps(order).encode()
+        with hook.quiet():
+            self._head[0], self._head[1] = wait, len(text)
+            dist.broadcast(self._head, 0, group=self._group)
+            wait, size = self._head.tolist()
+            if not size:
+                return wait, None
+            if not 0 < size <= _MOST_BYTES:
+                raise PlanError(f"rank 0 announces an order of {size} bytes")
+            body = torch.zeros(size, dtype=torch.uint8)
+            if len(text) == size:
+                body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            dist.broadcast(body, 0, group=self._group)
+        heard = json.loads(body.numpy().tobytes())
+        if not isinstance(heard, dict):
+            raise PlanError("rank 0 ordered something that is no object")
+        return wait, heard
+
+    def vote(self, problem: str) -> str:
+        """Why there is a "no", the same everywhere; "" where every worker is ready.
+
+        Raises where even the store does not answer: whether the others go on as ordered is then
+        unknown.
+        """
+        with hook.quiet():
+            begin_s = time.monotonic()
+            try:
+                words = self._gather({"no": problem} if problem else {"ok": True})
+                noes = (f"rank {i}: {told['no']}" for i, told in enumerate(words) if "no" in told)
+                against = next(noes, "")
+            except Exception as error:
+                took_s = time.monotonic() - begin_s
+                against = problem or f"the vote failed after {took_s:.3g} s: {error}"
+            if GroupWire(self._group).settle(commit=not against):
+                return ""
+        return against or "another worker could not see the vote"
+
+    def close(self) -> None:
+        """Leave for good."""
+        with suppress(Exception), hook.quiet():
+            dist.destroy_process_group(self._group)
