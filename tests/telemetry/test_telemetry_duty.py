@@ -96,19 +96,25 @@ def test_ranks_stand_apart() -> None:
     }
 
 
-def test_a_report_of_thousands_of_series_fits_a_message() -> None:
-    names = [f"rdma/mlx5_{i}:1/some_counter_per_s" for i in range(1500)]
+@pytest.mark.parametrize("count", [1500, 4000])
+def test_a_report_of_thousands_of_series_fits_a_message(count: int) -> None:
+    names = ["rank/3/cpu_cores", *(f"rdma/mlx5_{i}:1/some_per_s" for i in range(count - 1))]
 
     def give(now_s: float) -> dict[str, float]:
         return {name: (now_s + i) / 7 for i, name in enumerate(names)}
 
-    collector = Collector([Scripted(give)], keep=600)
-    for second in range(600):
+    collector = Collector([Scripted(give)], keep=60)
+    for second in range(60):
         collector.take(float(second), t=1.7e9 + second)
     body = collector.report(since_t=None, until_t=None, interval_s=1.0)
     assert len(encode_report(Report(node="n", topic="telemetry", body=body))) < MAX_MESSAGE_BYTES
     assert len(body["t"]) >= 8
-    assert len(body["series"]) == 1500
+    assert "cpu_cores" in body["ranks"]["3"]["series"]
+    left_out = count - 1 - len(body["series"])
+    assert [t for t in body["missing"] if "left out" in t] == (
+        [f"{left_out} series, left out of a report too long"] if left_out else []
+    )
+    assert (left_out > 0) == (count == 4000)
 
 
 def test_a_sampler_that_fails_is_left_out_and_said() -> None:

@@ -93,12 +93,20 @@ class Collector:
     ) -> dict[str, Any]:
         """The window as plain values that fit into a message; see `runtime.duty_telemetry`."""
         window = self.window(since_t, until_t)
-        points = _POINTS
+        points, left_out = _POINTS, 0
         while True:
             body = self._body(window.shrunk(points), since_t, until_t, interval_s)
-            if points <= _FEWEST_POINTS or len(json.dumps(body)) <= _MOST_BYTES:
+            if left_out:
+                body["missing"].append(f"{left_out} series, left out of a report too long")
+            if len(json.dumps(body)) <= _MOST_BYTES:
                 return body
-            points //= 2
+            if points > _FEWEST_POINTS:
+                points = max(_FEWEST_POINTS, points // 2)
+            else:
+                kept = sorted(window.series, key=lambda name: not name.startswith("rank/"))
+                kept = kept[: len(kept) // 2]
+                left_out += len(window.series) - len(kept)
+                window = Window(window.t, {name: window.series[name] for name in kept})
 
     def _body(
         self, window: Window, since_t: float | None, until_t: float | None, interval_s: float

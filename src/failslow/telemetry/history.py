@@ -43,9 +43,12 @@ class Window:
         each = -(-n // points) if n else 1
         if each <= 1:
             return self
-        return Window(
-            _means(self.t, each), {name: _means(x, each) for name, x in self.series.items()}
-        )
+        rows = np.full((1 + len(self.series), -(-n // each) * each), np.nan)
+        rows[:, :n] = [self.t, *self.series.values()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a mean of nothing is nothing
+            means = np.nanmean(rows.reshape(len(rows), -1, each), axis=2)
+        return Window(means[0], dict(zip(self.series, means[1:], strict=True)))
 
 
 class History:
@@ -122,12 +125,3 @@ class History:
             values[:, :width] = self._values
             self._values = values
             self._free += range(width, wider)
-
-
-def _means(x: Floats, each: int) -> Floats:
-    padded = np.full(-(-len(x) // each) * each, np.nan)
-    padded[: len(x)] = x
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a mean of nothing is nothing
-        means: Floats = np.nanmean(padded.reshape(-1, each), axis=1)
-    return means
