@@ -32,6 +32,7 @@ from failslow.runtime.duties import Duty
 from failslow.runtime.duty_pause import PauseDuty
 from failslow.runtime.duty_profile import ProfileDuty
 from failslow.runtime.duty_restart import RestartDuty
+from failslow.runtime.duty_steer import SteerDuty
 from failslow.runtime.duty_telemetry import TelemetryDuty
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
@@ -243,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ProfileDuty(node=node),
             RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
             PauseDuty(node),
+            SteerDuty(node),
             TelemetryDuty(node=node, job=job, say=_say),
         ],
     )
