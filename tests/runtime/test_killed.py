@@ -37,6 +37,11 @@ def training_was_unaffected(job: WatchedJob, work_s: float) -> None:
         assert max(durations_s) < 20.0 * work_s
 
 
+def restarts(job: WatchedJob) -> int:
+    return sum("was restarted" in h["message"] for h in job.health("agent"))
+
+
+@pytest.mark.timeout(300)
 def test_the_parts_are_killed_and_come_back_or_are_missed() -> None:
     with watched(world=2, environ=SETTINGS) as job:
         advance(job, 30, workers=2)
@@ -47,7 +52,7 @@ def test_the_parts_are_killed_and_come_back_or_are_missed() -> None:
             assert listening_addresses(process.pid) <= {"127.0.0.1", "::ffff:127.0.0.1", "::"}
 
         os.kill(agent, signal.SIGKILL)
-        job.until(lambda: any("was restarted" in h["message"] for h in job.health("agent")))
+        job.until(lambda: restarts(job) == 1)
         advance(job, 20, workers=2)
 
         os.kill(controller, signal.SIGKILL)
@@ -56,11 +61,14 @@ def test_the_parts_are_killed_and_come_back_or_are_missed() -> None:
         steps = [e.record.step for e in job.steps()]
         assert steps == sorted(set(steps))
 
-        # nobody is left to start the agent again: that must be said
+        # the worker itself will start them again; until then it must be said
         os.kill(supervisor, signal.SIGKILL)
         os.kill(job.pid("agent"), signal.SIGKILL)
         job.until(lambda: job.health("agent", ok=False))
         assert "is blind since" in job.health("agent", ok=False)[-1]["message"]
+        job.until(lambda: restarts(job) == 2, 120.0)
+        assert job.supervisor() != supervisor
+        advance(job, 20, workers=2)
         assert not {"onset", "level"} & set(job.events())
         job.stop()
         training_was_unaffected(job, 0.06)

@@ -31,7 +31,9 @@ def autoload() -> None:
 
         from failslow.runtime.launch import launch
 
-        launch()
+        keeper = launch()
+        if keeper is not None:
+            hook.now_and_then(keeper.look, keeper.EVERY_S)
     except Exception as error:
         # fail open: the job runs unwatched, and says why
         reason = error if isinstance(error, FailslowError) else repr(error)

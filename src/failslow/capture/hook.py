@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -32,7 +33,16 @@ from failslow.capture.recorder import Recorder
 from failslow.errors import CaptureError
 from failslow.mailbox import Mailbox
 
-__all__ = ["MODES", "install", "mailbox", "mark_step", "quiet", "status", "uninstall"]
+__all__ = [
+    "MODES",
+    "install",
+    "mailbox",
+    "mark_step",
+    "now_and_then",
+    "quiet",
+    "status",
+    "uninstall",
+]
 
 
 MODES = ("native", "dispatcher", "python")
@@ -48,6 +58,8 @@ class _Installed:
     undo: ExitStack = ExitStack()
     pid = 0
     fork_watched = False
+    chore: Callable[[], object] | None = None
+    every_s = due_s = 0.0
 
 
 def install(mode: str = "", device: DeviceClock | None = None) -> Recorder:
@@ -100,6 +112,29 @@ def mark_step(index: int) -> None:
     """The trainer says that iteration `index` ended; nothing happens when it is not watched."""
     if _Installed.recorder is not None:
         _Installed.recorder.mark_step(index)
+        _do_chore()
+
+
+def now_and_then(chore: Callable[[], object], every_s: float) -> None:
+    """Call `chore` every so many seconds, at the next step's end: where a little time is no loss.
+
+    Its exceptions count as faults of ours. There is one; a second call replaces it.
+    """
+    _Installed.chore, _Installed.every_s = chore, every_s
+    _Installed.due_s = time.monotonic() + every_s
+
+
+def _do_chore() -> None:
+    if _Installed.chore is None or time.monotonic() < _Installed.due_s:
+        return
+    _Installed.due_s = time.monotonic() + _Installed.every_s
+    recorder = _Installed.recorder
+    if recorder is None or _Installed.pid != os.getpid():
+        return
+    try:
+        _Installed.chore()
+    except Exception as error:
+        recorder.fault(error)
 
 
 def mailbox() -> Mailbox | None:
@@ -228,5 +263,6 @@ def _step(recorder: Recorder) -> Callable[[Any, Any, Any], None]:
     def step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not torch.compiler.is_compiling():  # traced, it would break a full graph
             recorder.step(optimizer, args, kwargs)
+            _do_chore()
 
     return step

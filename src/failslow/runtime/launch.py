@@ -9,33 +9,124 @@ runs the node's agent, and on rank 0's node the job's controller:
 
 The trainer is never forked in Python: one `sh` is spawned, which leaves the supervisor to init
 and ends, within milliseconds; nothing of it is left for the trainer to wait for. FAILSLOW_AGENT=0
-keeps it from happening.
+keeps it from happening. Where both supervisor and agent are killed, the worker that started them
+starts them again (`Keeper`, called now and then at an optimizer's step).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from failslow.capture.ring import job_name, process_start_ticks
 from failslow.errors import FailslowError
 from failslow.runtime.folder import RunFolder
 
-__all__ = ["launch", "run_dir"]
+__all__ = ["Keeper", "launch", "run_dir"]
 
 _OFF = ("0", "false", "no", "off")
 _MARK = "FAILSLOW_LAUNCHED"
 _SPAWN_S = 5.0
+_FREE, _FREE_AT_FIRST = 2, 12
+"""Looks in a row that find nobody before it is started again; at first, or just after that."""
 _PATHS = ("FAILSLOW_CONFIG", "FAILSLOW_CAPTURE_FOLDER", "FAILSLOW_DIR")
 
 
-def launch(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Start the supervisor if this worker is the one to do so; whether it was started.
+@dataclass(frozen=True, slots=True)
+class _Supervisor:
+    """How it is started; the trainer may change folder and environment meanwhile."""
+
+    command: tuple[str, ...]
+    folder: Path
+    environ: Mapping[str, str]
+
+    def start(self) -> None:
+        with contextlib.ExitStack() as stack:
+            log: int = subprocess.DEVNULL
+            with contextlib.suppress(OSError):  # a folder that cannot be written: no log
+                self.folder.mkdir(parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                log = os.open(self.folder / "runtime.log", flags, 0o644)
+                stack.callback(os.close, log)
+            process = subprocess.Popen(
+                # the shell ends at once and init adopts the supervisor: the trainer, which may
+                # wait for children of its own, has none of ours
+                ["/bin/sh", "-c", '"$@" &', "failslow", *self.command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",  # a module in the working folder must not shadow one of ours
+                env=dict(self.environ),
+                start_new_session=True,  # neither Ctrl-C nor the end of the worker's group gets it
+            )
+            try:
+                process.wait(_SPAWN_S)
+            except subprocess.TimeoutExpired:
+                raise FailslowError(
+                    f"the agent could not be started within {_SPAWN_S:g} s"
+                ) from None
+
+
+class Keeper:
+    """Starts the supervisor again where both it and the agent were killed.
+
+    A supervisor that was told to end (SIGTERM) takes the run folder with it: then nothing is
+    started again. `look` is to be called every `EVERY_S` seconds and costs microseconds.
+    """
+
+    EVERY_S = 10.0
+
+    def __init__(self, supervisor: _Supervisor, path: Path) -> None:
+        """path: the run folder."""
+        self._supervisor, self._path = supervisor, path
+        self._lock: Path | None = None
+        self._seen = self._over = False
+        self._free = 0
+
+    def look(self) -> bool:
+        """Whether it was started again. Raises FailslowError or OSError when it cannot be."""
+        self._over = self._over or not self._path.is_dir()
+        if self._over:
+            return False
+        if self._held():
+            self._seen, self._free = True, 0
+            return False
+        self._free += 1
+        # one that has yet to come up may take long on a busy machine
+        if self._free < (_FREE if self._seen else _FREE_AT_FIRST):
+            return False
+        self._seen, self._free = False, 0
+        self._supervisor.start()
+        return True
+
+    def _held(self) -> bool:
+        """Whether a supervisor or an agent lives: they share a lock."""
+        if self._lock is None:
+            from failslow.runtime.rendezvous import node_name
+
+            self._lock = self._path / f"agent-{node_name(self._supervisor.environ)}.lock"
+        try:
+            handle = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+
+def launch(environ: MutableMapping[str, str] = os.environ) -> Keeper | None:
+    """Start the supervisor if this worker is the one to do so; who looks after it, else None.
 
     Raises FailslowError or OSError when it should be and cannot. Sets FAILSLOW_LAUNCHED, so that
     no process started by the trainer does it again.
@@ -46,39 +137,21 @@ def launch(environ: MutableMapping[str, str] = os.environ) -> bool:
         or environ.get(_MARK)
         or multiprocessing.parent_process() is not None
     ):
-        return False
+        return None
     environ[_MARK] = str(os.getpid())
     job = job_name(environ)
     folder = run_dir(job, environ)
-    RunFolder(job, environ)
+    path = RunFolder(job, environ).path
     arguments = ["--worker", _identity(os.getpid()), "--launch", _launch_id(environ)]
     if environ.get("RANK", "0") == "0":
         arguments.append("--controller")
-    command = [sys.executable, "-m", "failslow.runtime.supervise", *arguments]
-    with contextlib.ExitStack() as stack:
-        log: int = subprocess.DEVNULL
-        with contextlib.suppress(OSError):  # a folder that cannot be written: no log
-            folder.mkdir(parents=True, exist_ok=True)
-            log = os.open(
-                folder / "runtime.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
-            stack.callback(os.close, log)
-        process = subprocess.Popen(
-            # the shell ends at once and init adopts the supervisor: the trainer, which may wait
-            # for children of its own, has none of ours
-            ["/bin/sh", "-c", '"$@" &', "failslow", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",  # a module in the working folder must not shadow one of ours
-            env=_environment(job, folder, environ),
-            start_new_session=True,  # neither Ctrl-C nor the end of the worker's group reaches it
-        )
-        try:
-            process.wait(_SPAWN_S)
-        except subprocess.TimeoutExpired:
-            raise FailslowError(f"the agent could not be started within {_SPAWN_S:g} s") from None
-    return True
+    supervisor = _Supervisor(
+        command=(sys.executable, "-m", "failslow.runtime.supervise", *arguments),
+        folder=folder,
+        environ=_environment(job, folder, environ),
+    )
+    supervisor.start()
+    return Keeper(supervisor, path)
 
 
 def run_dir(job: str, environ: Mapping[str, str]) -> Path:
