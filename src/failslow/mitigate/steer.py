@@ -62,6 +62,7 @@ class Steering:
         self._rank = dist.get_rank()
         group = SteerGroup(limit_s)
         self._hosts = self._meet(group, why_equal)
+        self._ranks = hands.placement  # whoever changes places later: plans say who is where
         self._group: SteerGroup | None = group
         self._wait = 1
         """Steps until the next round."""
@@ -71,8 +72,6 @@ class Steering:
         self._healthy_s: list[float] = []
         self._orders: deque[Instructed] = deque()
         self._answers: deque[dict[str, Any]] = deque(maxlen=64)
-        self._last: tuple[int, dict[str, Any]] | None = None
-        """The last order's id and its answer."""
         self._facts_s = self._pace_s = -1e9
         self._paces: deque[float] = deque(maxlen=64)
 
@@ -87,7 +86,7 @@ class Steering:
             microbatches=hands.split.size,
             least_microbatches=max(hands.split.least, 1),
             most_microbatches=hands.most,
-            ranks=hands.placement,
+            ranks=self._ranks,
             hosts=self._hosts,
             iteration_s=statistics.median(self._healthy_s)
             if len(self._healthy_s) == _LEARN
@@ -144,10 +143,6 @@ class Steering:
             except PlanError as error:
                 sys.stderr.write(f"failslow: an order is not understood: {error}\n")
                 continue
-            if self._last is not None and order.id <= self._last[0]:
-                if order.id == self._last[0]:
-                    self._answers.append(self._last[1])  # its answer was lost
-                continue
             problem, never = self._hands.problem(order.plan)
             if problem:
                 self._answer(order, error=problem, refused=never)
@@ -167,8 +162,6 @@ class Steering:
             self._hands.commit()
         self._begun_s = None  # the round is no part of a step
         if self._rank == 0:
-            if order.plan.level == "S3":
-                self._facts_s = -1e9  # ranks have other places now
             self._answer(order, error=against, refused=never, cost_s=time.monotonic() - begin_s)
 
     def _give_up(self, error: Exception) -> None:
@@ -194,9 +187,7 @@ class Steering:
             error=error,
             refused=bool(error) and refused,
         )
-        letter = outcome_letter(order.id, outcome)
-        self._last = order.id, letter
-        self._answers.append(letter)
+        self._answers.append(outcome_letter(order.id, outcome))
 
     def _post(self, now_s: float) -> None:
         """Send what waits; what finds no room is sent next time."""

@@ -7,7 +7,8 @@
                "microbatch_s":0.021}
 
 facts are `JobFacts`, outcome an `Outcome`, both with all their fields. facts come at the start,
-again once the healthy iteration time is known, after a change of places, and every half minute.
+again once the healthy iteration time is known, and then unchanged every half minute: `ranks` is who
+was where at the start.
 pace comes from every rank, about once a second while it iterates over its share: seconds a
 micro-batch takes it, its last one of the step left out, as gradients are exchanged in it.
 """
@@ -34,7 +35,7 @@ class Instructed:
     """One order."""
 
     id: int
-    """Rises from order to order; an outcome names it."""
+    """An outcome names it."""
     plan: Plan
     episode: str = ""
 
