@@ -60,6 +60,21 @@ def test_nodes_that_share_the_folder_share_a_secret_token(tmp_path: Path) -> Non
     assert json.loads(given.stdout)["FAILSLOW_TOKEN"] == "t" * 40
 
 
+def test_a_compiled_capture_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="without torch there is nothing to build it for")
+    bare = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    done = run("true", cwd=tmp_path, **bare, CXX="true")
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == (
+        "the compiled capture is being built in the background for jobs started later; "
+        "this one is captured in Python"
+    )
+    assert not (tmp_path / "cache").exists(), "that is left to the job's own supervisor"
+    done = run("true", cwd=tmp_path, **bare, CXX="no-such-compiler")
+    assert "no C++ compiler (no-such-compiler)" in done.stderr.splitlines()[-1]
+    assert run("-q", "true", cwd=tmp_path, **bare).stderr == ""
+
+
 def test_options_of_the_command_are_its_own(tmp_path: Path) -> None:
     done = run("-q", "sh", "-c", 'echo "$@"', "sh", "--job", "x", "-q", "--", "y", cwd=tmp_path)
     assert done.stdout == "--job x -q -- y\n"

@@ -98,11 +98,12 @@ def state(environ: Mapping[str, str] = os.environ) -> BuildState:
     return BuildState("missing", "")
 
 
-def build_later(environ: Mapping[str, str] = os.environ) -> str:
+def build_later(environ: Mapping[str, str] = os.environ, *, start: bool = True) -> str:
     """Start the build in the background unless it is there or hopeless.
 
-    It runs at the lowest priority, or that of FAILSLOW_RUNTIME_NICE.
-    Out: what to tell the user, one line, "" nothing. The build outlives whoever asked for it.
+    start: False only tells what is to be told. The build runs at the lowest priority, or that of
+    FAILSLOW_RUNTIME_NICE, and outlives whoever asked for it.
+    Out: what to tell the user, one line, "" nothing.
     FAILSLOW_CAPTURE_BUILD=0 keeps it from happening, and so does a FAILSLOW_CAPTURE_MODE that
     does not want it.
     """
@@ -120,6 +121,15 @@ def build_later(environ: Mapping[str, str] = os.environ) -> str:
         return f"calls are captured in Python: {now.detail}"
     if now.name != "missing":
         return ""
+    if start:
+        _start(environ)
+    return (
+        "the compiled capture is being built in the background for jobs started later; this one "
+        "is captured in Python"
+    )
+
+
+def _start(environ: Mapping[str, str]) -> None:
     down = str(max(0, _nice(environ) - os.getpriority(os.PRIO_PROCESS, 0)))
     subprocess.Popen(
         # the shell ends at once: nobody has to wait for the build
@@ -129,10 +139,6 @@ def build_later(environ: Mapping[str, str] = os.environ) -> str:
         env=_quiet(environ),
         start_new_session=True,
     ).wait()
-    return (
-        "the compiled capture is being built in the background for jobs started later; this one "
-        "is captured in Python"
-    )
 
 
 def build(

@@ -3,7 +3,7 @@
 $ failslow run -- torchrun --nproc-per-node 4 train.py
 failslow: watching; the journal will be failslow-runs/train-20260301-142507/journal.jsonl
 
-Because the command then runs in this very process, signals, the terminal and the exit code are its own:
+The command then runs in this very process: signals, the terminal and the exit code are its own, and
 there is nobody in between who could get them wrong.
 """
 
@@ -118,10 +118,20 @@ def run(
     if not quiet:
         journal = os.path.relpath(Path(environ["FAILSLOW_DIR"]) / "journal.jsonl")
         note(f"watching; the journal will be {journal}")
+        _say_capture(environ)
     if restarts:
         environ["FAILSLOW_DECIDE_ALLOW_RESTART"] = "true"
         raise typer.Exit(_supervise(command, environ, restarts))
     _become(command, environ)
+
+
+def _say_capture(environ: Mapping[str, str]) -> None:
+    """Whether calls will be captured at the cost meant; the first worker has it built."""
+    from failslow.capture.builder import build_later
+
+    told = build_later(environ, start=False)
+    if told:
+        note(told)
 
 
 def _run_name(command: Sequence[str], environ: Mapping[str, str]) -> str:
