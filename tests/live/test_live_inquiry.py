@@ -64,7 +64,7 @@ def test_suspects_of_a_profile_are_named_until_there_is_a_verdict(device: Script
 
 
 def test_a_worker_only_a_profile_names_is_a_suspect() -> None:
-    job = seen(ppdp(), of_kind("diagnosis"))
+    job = seen(ppdp(), of_kind("diagnosis", 2))
 
     assert [w.rank for w in job.workers if w.state == "suspected"] == [0, 1, 2, 3]
     assert shown(job).count("suspect  ") == 4

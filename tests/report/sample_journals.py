@@ -9,252 +9,58 @@ moves out of the way, and 1,024 ranks with a contended host and advice only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tests.report.sample_script import MB, Script, cell, window, write
 
-from failslow.journal import encode_entry
 from failslow.records import (
     CallCell,
     Culprit,
     CulpritPace,
     Decision,
     Diagnosis,
-    Episode,
     Finding,
     JobFacts,
-    Level,
     LevelOption,
     Measurement,
     Outcome,
     Plan,
-    RankProfile,
-    StepSample,
     Suspect,
     Verdict,
 )
 
 __all__ = ["SAMPLES", "Script", "dp4", "large", "ppdp", "write"]
 
-BEGUN = 1_745_735_250.0
-MB = 1 << 20
 
+def _replica_cells(slow: float) -> Callable[[int], list[CallCell]]:
+    everyone = range(4)
 
-class Script:
-    """A journal, line by line, of `ranks` workers of which `per_node` share a node."""
+    def of(rank: int) -> list[CallCell]:
+        own_s = 0.056 * (slow if rank == 2 else 1.0)
+        wait_s = 0.006 + 0.056 * (slow - (slow if rank == 2 else 1.0))
+        return [
+            cell(everyone, "mesh_dp", "allreduce_", 26 * MB, wait_s=wait_s,
+                 duration_s=wait_s + 0.001, gap_s=own_s),
+            cell(everyone, "mesh_dp", "allreduce_", 9 * MB, position=1, wait_s=0.004,
+                 duration_s=0.0045, gap_s=0.002),
+            cell(everyone, "default_pg", "allreduce_", 4, wait_s=0.0004, duration_s=0.0004,
+                 gap_s=0.0011),
+        ]  # fmt: skip
 
-    def __init__(self, ranks: int, per_node: int, healthy_s: float, seed: int = 0) -> None:
-        self.t = BEGUN
-        self.step = 0
-        self.lines: list[bytes] = []
-        self.ranks, self.per_node, self.healthy_s = ranks, per_node, healthy_s
-        self._random = np.random.default_rng(seed)
-        self._due_t = BEGUN
-        self.health("controller", event="started", launch="1-2", message="watching begins")
-        for node in range(-(-ranks // per_node)):
-            own = [r for r in range(ranks) if r // per_node == node]
-            name = self.node(own[0])
-            self.health("agent", node=name, ranks=own, message=f"node {name} is watched")
-
-    def node(self, rank: int) -> str:
-        return f"gpu-{rank // self.per_node}"
-
-    def write(self, record: Any, *, t: float | None = None, **tags: Any) -> None:
-        self.lines.append(encode_entry(record, t=self.t if t is None else t, **tags))
-
-    def health(self, what: str, ok: bool = True, **more: Any) -> None:
-        self.write({"what": what, "ok": ok, "message": what, **more}, kind="health")
-
-    def steps(
-        self,
-        count: int,
-        ratio: float = 1.0,
-        *,
-        slow: Mapping[int, float] | None = None,
-        spikes: Sequence[int] = (),
-        interval_s: float = 1.0,
-    ) -> None:
-        """Iterations at `ratio` times healthy; `slow` ranks' own time is that much longer."""
-        for at in range(count):
-            noise = float(np.exp(0.02 * self._random.standard_normal()))
-            duration_s = self.healthy_s * ratio * noise * (12.0 if at in spikes else 1.0)
-            self.t += duration_s
-            sample = StepSample(
-                step=self.step,
-                duration_s=duration_s,
-                end_s=self.t - BEGUN,
-                foreign_calls=int(at in spikes),
-                calls=24,
-            )
-            self.write(sample, workers=self.ranks, healthy_s=self.healthy_s)
-            self.step += 1
-            if self.t >= self._due_t:
-                self._due_t = self.t + interval_s
-                self._workers(duration_s, interval_s, slow or {})
-
-    def _workers(self, duration_s: float, interval_s: float, slow: Mapping[int, float]) -> None:
-        noise = np.exp(0.02 * self._random.standard_normal(self.ranks))
-        for rank in range(self.ranks):
-            own_s = 0.7 * self.healthy_s * slow.get(rank, 1.0) * float(noise[rank])
-            sample = StepSample(
-                step=self.step - 1,
-                duration_s=duration_s,
-                end_s=self.t - BEGUN,
-                iterations=max(1, round(interval_s / duration_s)),
-                compute_s=own_s,
-                calls=24,
-            )
-            self.write(
-                sample,
-                rank=rank,
-                node=self.node(rank),
-                worker=f"{4000 + rank}-991",
-                healthy_s=self.healthy_s,
-                state="slow" if rank in slow else "ok",
-            )
-
-    def suspicion(self, id: str, ratio: float, *culprits: Culprit, event: str = "suspected") -> None:
-        record = {
-            "event": event,
-            "id": id,
-            "step": self.step,
-            "first_step": self.step - 5,
-            "first_t": self.t - 5 * self.healthy_s * ratio,
-            "slowdown": ratio,
-            "baseline_s": self.healthy_s,
-            "culprits": list(culprits),
-        }
-        self.write(record, kind="suspicion")
-
-    def profiles(self, why: str, cells: Callable[[int], Sequence[CallCell]], own_s: Any) -> None:
-        """A round of profiles. `own_s(rank)`: its own seconds in an iteration."""
-        for rank in range(self.ranks):
-            profile = RankProfile(
-                rank=rank,
-                node=self.node(rank),
-                host=f"boot-{rank // self.per_node}",
-                device="NVIDIA H200",
-                start_t=self.t - 3.0,
-                end_t=self.t,
-                iterations=30,
-                iteration_s=self.healthy_s,
-                compute_s=own_s(rank) * float(np.exp(0.01 * self._random.standard_normal())),
-                cells=tuple(cells(rank)),
-            )
-            self.write(profile, why=why)
-
-    def episode(
-        self,
-        id: str,
-        event: str,
-        *,
-        start: tuple[int, float],
-        levels: Sequence[tuple[int, float]],
-        lost_s: float,
-        culprits: tuple[Culprit, ...] = (),
-        end: tuple[int, float] | None = None,
-        **changes: Any,
-    ) -> None:
-        """`start` and `end`: (step, epoch seconds)."""
-        over = end is not None
-        ratio = max(ratio for _, ratio in levels)
-        start_s = start[1] - BEGUN
-        end_s = None if end is None else end[1] - BEGUN
-        fields: dict[str, Any] = {
-            "start_step": start[0],
-            "end_step": None if end is None else end[0],
-            "start_s": start_s,
-            "end_s": end_s,
-            "duration_s": (self.t - BEGUN if end_s is None else end_s) - start_s,
-            "iteration_s": ratio * self.healthy_s,
-            "baseline_s": self.healthy_s,
-            "slowdown": ratio,
-            "peak_slowdown": 1.04 * ratio,
-            "lost_s": lost_s,
-            "confidence": 0.998,
-            "culprits": culprits,
-            "levels": tuple(Level(start_step=s, slowdown=r) for s, r in levels),
-        }
-        self.write(
-            Episode(**(fields | changes)),
-            event=event,
-            id=id,
-            start_t=start[1],
-            end_t=None if end is None else end[1],
-            slowdown_now=1.0 if over else levels[-1][1],
-        )
-
-    def finish(self) -> Script:
-        self.health("controller", event="ended", message="the job has ended")
-        return self
-
-
-def cell(
-    group: Sequence[int], label: str, op: str, size_bytes: int, *, position: int = 0, **times: Any
-) -> CallCell:
-    """One call of a profile."""
-    fields: dict[str, Any] = {"calls": 30, "duration_s": None, "peer": None} | times
-    return CallCell(
-        group=tuple(group), label=label, op=op, size_bytes=size_bytes, position=position, **fields
-    )
-
-
-def window(
-    node: str, *, since_t: float, until_t: float, onset_t: float, moved: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A node's telemetry; `moved`: by series (before, during), or by rank the same."""
-    t = np.arange(since_t, until_t, 1.0)
-    wave = np.sin(np.arange(len(t)) * 1.7)
-
-    def values(before: float, during: float) -> list[float]:
-        level = np.where(t < onset_t, before, during)
-        return [round(float(v), 6) for v in level * (1 + 0.03 * wave)]
-
-    def holder(named: Mapping[str, Any]) -> dict[str, Any]:
-        return {"series": {name: values(*pair) for name, pair in named.items()}, "steady": {}}
-
-    ranks = {name: holder(own) for name, own in moved.items() if isinstance(own, Mapping)}
-    own = {name: pair for name, pair in moved.items() if not isinstance(pair, Mapping)}
-    return {
-        "node": node,
-        "since_t": since_t,
-        "until_t": until_t,
-        "interval_s": 1.0,
-        "t": t.tolist(),
-        **holder(own),
-        "steady": {"cpu/steal_share": 0.0},
-        "ranks": ranks,
-        "missing": [],
-    }
+    return of
 
 
 def dp4() -> Script:
     """Four replicas on two nodes; rank 2's device slows by half, S2 evens most of it out."""
     job = Script(ranks=4, per_node=2, healthy_s=0.08, seed=1)
-    everyone = range(4)
     job.write(
         JobFacts(pp=1, dp=4, microbatches=32, iteration_s=0.08, no_topology_change="one stage")
     )
 
-    def cells(slow: float) -> Callable[[int], list[CallCell]]:
-        def of(rank: int) -> list[CallCell]:
-            own_s = 0.056 * (slow if rank == 2 else 1.0)
-            wait_s = 0.006 + 0.056 * (slow - (slow if rank == 2 else 1.0))
-            return [
-                cell(everyone, "mesh_dp", "allreduce_", 26 * MB, wait_s=wait_s,
-                     duration_s=wait_s + 0.001, gap_s=own_s),
-                cell(everyone, "mesh_dp", "allreduce_", 9 * MB, position=1, wait_s=0.004,
-                     duration_s=0.0045, gap_s=0.002),
-                cell(everyone, "default_pg", "allreduce_", 4, wait_s=0.0004, duration_s=0.0004,
-                     gap_s=0.0011),
-            ]  # fmt: skip
-
-        return of
-
     job.steps(120, spikes=[90])
-    job.profiles("healthy", cells(1.0), lambda rank: 0.056)
+    job.profiles("", _replica_cells(1.0), lambda _: 0.056)
     job.steps(180, spikes=[60, 140])
     job.suspicion("e1745735274", 1.18)
     job.steps(6)
@@ -273,7 +79,7 @@ def dp4() -> Script:
     job.steps(28, 1.39, slow=slow)
     levels = [(start[0], 1.39)]
     job.episode(id, "onset", start=start, levels=levels, lost_s=1.0, culprits=(culprit,))
-    job.profiles("suspicion", cells(1.55), lambda rank: 0.056 * (1.55 if rank == 2 else 1.0))
+    job.profiles(id, _replica_cells(1.55), lambda rank: 0.056 * (1.55 if rank == 2 else 1.0))
     evidence = (Measurement(what="own time", value=0.0868, unit="s", expected=0.056),)
     job.write(
         Diagnosis(
@@ -288,20 +94,12 @@ def dp4() -> Script:
         )
     )  # fmt: skip
     job.steps(3, 1.39, slow=slow)
-    pause_step = job.step - 1
-    job.t += 0.82
-    job.write(
-        {
-            "episode": id,
-            "step": pause_step,
-            "results": [
-                {"do": "gemm", "rank": r, "peer": None, "size_bytes": 0, "host": "",
-                 "seconds": 0.0204 * (1.52 if r == 2 else 1.0), "device": "cuda:0", "error": ""}
-                for r in (2, 3)
-            ],
-        },
-        kind="validation",
-    )  # fmt: skip
+    gemm = [
+        {"do": "gemm", "rank": r, "dtype": "bfloat16", "size": 4096, "host": "", "error": "",
+         "seconds": 0.0204 * (1.52 if r == 2 else 1.0), "device": "NVIDIA H200"}
+        for r in (2, 3)
+    ]  # fmt: skip
+    pause_step = job.pause(id, gemm, 0.82)
     job.write(
         window(
             "gpu-1",
@@ -339,7 +137,8 @@ def dp4() -> Script:
     )
     job.write(Verdict(episode=id, findings=(finding,), step=pause_step, pause_s=0.82))
     options = (
-        LevelOption(level="S1", applicable=True, cost_s=0.0, slowdown=1.39, slowdown_source="measured"),
+        LevelOption(level="S1", applicable=True, cost_s=0.0, slowdown=1.39,
+                    slowdown_source="measured"),
         LevelOption(level="S2", applicable=True, cost_s=0.1, slowdown=1.11),
         LevelOption(level="S3", applicable=False, reason="one stage", cost_s=6.0, slowdown=1.39),
         LevelOption(level="S4", applicable=False, reason="restarts are not allowed (allow_restart)",
@@ -377,6 +176,24 @@ def dp4() -> Script:
     return job.finish()
 
 
+def _transfers(slow: float) -> list[dict[str, Any]]:
+    """Every rank to every rank of another node; from gpu-1 to gpu-0 `slow` times as long."""
+    results = []
+    for source in range(8):
+        for target in range(8):
+            if source // 2 == target // 2:
+                continue
+            ratio = slow if (source // 2, target // 2) == (1, 0) else 1.0
+            noise = 1.0 + 0.03 * ((source * 7 + target * 3) % 5 - 2) / 2
+            for size in (1 * MB, 4 * MB, 16 * MB):
+                seconds = (2e-4 + size / 2.4e9) * ratio * noise
+                results.append(
+                    {"do": "p2p", "rank": source, "peer": target, "by": target, "error": "",
+                     "size_bytes": size, "seconds": seconds, "host": "", "device": ""}
+                )  # fmt: skip
+    return results
+
+
 def ppdp() -> Script:
     """Two stages of four replicas on four nodes; the link gpu-2 → gpu-1 is congested, then S3."""
     job = Script(ranks=8, per_node=2, healthy_s=0.335, seed=2)
@@ -399,7 +216,10 @@ def ppdp() -> Script:
         return of
 
     job.steps(60)
-    job.profiles("healthy", cells(1.0), lambda rank: 0.23 * (1.12 if rank >= 4 else 1.0))
+    job.profiles("", cells(1.0), lambda rank: 0.23 * (1.12 if rank >= 4 else 1.0))
+    job.write(Diagnosis(episode="", suspects=(), imbalance="the last stage computes ×1.12"))
+    step = job.pause("", _transfers(1.0), 1.1)
+    job.write(Verdict(episode="", step=step, pause_s=1.1))
     job.steps(160, spikes=[80])
     start = (job.step, job.t)
     id = f"e{job.t:.0f}"
@@ -408,7 +228,7 @@ def ppdp() -> Script:
     job.steps(10, 1.62)
     levels = [(start[0], 1.62)]
     job.episode(id, "onset", start=start, levels=levels, lost_s=3.3)
-    job.profiles("suspicion", cells(4.9), lambda rank: 0.23 * (1.12 if rank >= 4 else 1.0))
+    job.profiles(id, cells(4.9), lambda rank: 0.23 * (1.12 if rank >= 4 else 1.0))
     job.write(
         Diagnosis(
             episode=id,
@@ -421,24 +241,9 @@ def ppdp() -> Script:
         )
     )  # fmt: skip
     job.steps(2, 1.62)
-    pause_step = job.step - 1
-    job.t += 2.4
-    results = []
-    for source in range(8):
-        for target in range(8):
-            if source // 2 == target // 2:
-                continue
-            slow = 4.8 if (source // 2, target // 2) == (1, 0) else 1.0
-            noise = 1.0 + 0.03 * ((source * 7 + target * 3) % 5 - 2) / 2
-            for size in (1 * MB, 4 * MB, 16 * MB):
-                seconds = (2e-4 + size / 2.4e9) * slow * noise
-                results.append(
-                    {"do": "p2p", "rank": source, "peer": target, "size_bytes": size,
-                     "seconds": seconds, "host": "", "device": "", "error": ""}
-                )  # fmt: skip
-    results.append({"do": "p2p", "rank": 0, "peer": 2, "size_bytes": MB, "seconds": None,
-                    "host": "", "device": "", "error": "timed out"})  # fmt: skip
-    job.write({"episode": id, "step": pause_step, "results": results}, kind="validation")
+    failed = {"do": "p2p", "rank": 0, "peer": 2, "by": 2, "size_bytes": MB, "seconds": None,
+              "host": "", "device": "", "error": "timed out"}  # fmt: skip
+    pause_step = job.pause(id, [*_transfers(4.8), failed], 2.4)
     for node in ("gpu-0", "gpu-1"):
         job.write(
             window(
@@ -473,7 +278,8 @@ def ppdp() -> Script:
     )
     job.write(Verdict(episode=id, findings=(finding,), step=pause_step, pause_s=2.4))
     options = (
-        LevelOption(level="S1", applicable=True, cost_s=0.0, slowdown=1.62, slowdown_source="measured"),
+        LevelOption(level="S1", applicable=True, cost_s=0.0, slowdown=1.62,
+                    slowdown_source="measured"),
         LevelOption(level="S2", applicable=False, reason="a link is slow, no replica", cost_s=0.1,
                     slowdown=1.62),
         LevelOption(level="S3", applicable=True, cost_s=6.0, slowdown=1.07),
@@ -538,7 +344,7 @@ def large(ranks: int = 1024, steps: int = 240) -> Script:
         return of
 
     job.steps(steps // 3, interval_s=30.0)
-    job.profiles("healthy", cells(1.0), lambda rank: 1.3)
+    job.profiles("", cells(1.0), lambda _: 1.3)
     job.steps(steps // 3, interval_s=30.0)
     start, slow = (job.step, job.t), dict.fromkeys(bad, 1.33)
     id = f"e{job.t:.0f}"
@@ -548,7 +354,7 @@ def large(ranks: int = 1024, steps: int = 240) -> Script:
     job.steps(6, 1.22, slow=slow, interval_s=30.0)
     levels = [(start[0], 1.22)]
     job.episode(id, "onset", start=start, levels=levels, lost_s=5.0, culprits=culprits)
-    job.profiles("suspicion", cells(1.33), lambda rank: 1.3 * (1.33 if rank in bad else 1.0))
+    job.profiles(id, cells(1.33), lambda rank: 1.3 * (1.33 if rank in bad else 1.0))
     suspects = tuple(
         Suspect(what="compute", ranks=(r,), label="mesh_tp", slowdown=1.33, extra_s=0.39,
                 score=0.9 - 0.001 * at)
@@ -558,10 +364,11 @@ def large(ranks: int = 1024, steps: int = 240) -> Script:
     finding = Finding(
         what="host", slowdown=1.33, ranks=tuple(bad), host=job.node(bad[0]),
         cause="CPU contention",
-        measurements=(Measurement(what="memory bandwidth", value=61.0, unit="GB/s", expected=92.0),),
+        measurements=(Measurement(what="memory", value=61.0, unit="GB/s", expected=92.0),),
         evidence=("for: another process used 30 cores of gpu-17 since the onset",),
     )  # fmt: skip
-    job.write(Verdict(episode=id, findings=(finding,), step=job.step - 1, pause_s=3.1))
+    step = job.pause(id, [], 3.1)
+    job.write(Verdict(episode=id, findings=(finding,), step=step, pause_s=3.1))
     option = LevelOption(level="S2", applicable=True, cost_s=0.3, slowdown=1.01)
     job.write(
         Decision(
@@ -579,14 +386,6 @@ def large(ranks: int = 1024, steps: int = 240) -> Script:
 
 
 SAMPLES: dict[str, Callable[[], Script]] = {"dp4": dp4, "ppdp": ppdp, "large": large}
-
-
-def write(script: Script, folder: Path) -> Path:
-    """The journal of `script` in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "journal.jsonl"
-    path.write_bytes(b"".join(line + b"\n" for line in script.lines))
-    return path
 
 
 if __name__ == "__main__":

@@ -75,20 +75,15 @@ class Inquiry:
         """One more entry. Raises KeyError, TypeError, ValueError on one of another version."""
         record = entry.record
         if isinstance(record, Diagnosis):
-            self._about(record.episode)
-            self.diagnosis = record
+            if record.episode:
+                self._about(record.episode)
+                self.diagnosis = record
         elif isinstance(record, Verdict):
-            self._about(record.episode)
-            self.verdict, self.verdict_t = record, entry.t
-            self.findings.update({finding.key: finding for finding in record.findings})
+            self._proved(record, entry.t)
         elif isinstance(record, Decision):
             self.decision, self.decision_t = record, entry.t
         elif isinstance(record, Outcome):
-            self.outcome = record
-            if record.ok:
-                self.level = record.level
-                if record.level == "S1":
-                    self._forget()
+            self._tried(record)
         elif isinstance(record, CulpritPace):
             if record.slowdown <= _WELL:
                 self.findings.pop(record.key, None)
@@ -99,6 +94,21 @@ class Inquiry:
         elif isinstance(record, Mapping) and entry.kind == "suspicion":
             self._about(str(record.get("id", "")))
             if record.get("event") == "cleared" and self.level == "S1":
+                self._forget()
+
+    def _proved(self, verdict: Verdict, t: float) -> None:
+        # that of the reference, about nobody's fault, tells who is slow from the start
+        if verdict.episode:
+            self._about(verdict.episode)
+        if verdict.episode or verdict.findings:
+            self.verdict, self.verdict_t = verdict, t
+        self.findings.update({finding.key: finding for finding in verdict.findings})
+
+    def _tried(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if outcome.ok:
+            self.level = outcome.level
+            if outcome.level == "S1":
                 self._forget()
 
     def _episode(self, episode: Episode, entry: JournalEntry) -> None:

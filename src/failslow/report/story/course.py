@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.records import Episode, JobAnalysis, Run, StepSeries
+from failslow.report.story.links import Pause
 from failslow.report.story.model import Case, Mark, MarkKind, OwnTime, Removal, Stretch, Worker
 from failslow.report.story.steps import JobColumns, StepLines
 from failslow.report.words import decision_text, diagnosis_text, outcome_text, verdict_text
@@ -221,7 +222,10 @@ def _between(course: Course, from_t: float, to_t: float) -> Floats:
 
 
 def marks(
-    cases: Sequence[Case], watch: Sequence[tuple[float, str, str]], course: Course
+    cases: Sequence[Case],
+    pauses: Sequence[Pause],
+    watch: Sequence[tuple[float, str, str]],
+    course: Course,
 ) -> Iterator[Mark]:
     """What happened, in order."""
     found = [
@@ -239,16 +243,19 @@ def marks(
             found.append(Mark(t=t, kind="diagnosis", text=diagnosis_text(diagnosis)))
         for t, verdict in case.verdicts:
             found.append(Mark(t=t, kind="verdict", text=f"verdict: {verdict_text(verdict)}"))
-            if verdict.pause_s > 0:
-                begin_t = _pause_begin(course, verdict.step, t - verdict.pause_s)
-                text = f"paused {verdict.pause_s:.2f} s for validation"
-                until_t = begin_t + verdict.pause_s
-                found.append(Mark(t=begin_t, kind="pause", text=text, until_t=until_t))
         for t, decision in case.decisions:
             found.append(Mark(t=t, kind="decision", text=decision_text(decision)))
         for t, outcome in case.outcomes:
             kind: MarkKind = "action" if outcome.ok else "failed"
             found.append(Mark(t=t, kind=kind, text=outcome_text(outcome)))
+    for pause in pauses:
+        begin_t = _pause_begin(course, pause.step, pause.t - pause.pause_s)
+        what = "the reference" if pause.why == "reference" else "validation"
+        text = f"paused {pause.pause_s:.2f} s for {what}"
+        if not pause.ok:
+            text = f"not paused for {what}" + (f": {pause.reason}" if pause.reason else "")
+        until_t = begin_t + pause.pause_s if pause.pause_s > 0 else None
+        found.append(Mark(t=begin_t, kind="pause", text=text, until_t=until_t))
     yield from sorted(found, key=lambda mark: mark.t)
 
 

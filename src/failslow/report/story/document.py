@@ -31,7 +31,11 @@ tell is null, "" or an empty list. `t` and `…_t` are epoch seconds.
     level_in_force  [{t, level}] at each change; S1 before
     profiles    [{t, why, iteration_s, iterations, columns, ranks, nodes, values}]
                 values: {own|healthy|late|transfer: [[…a column] a rank]}
-    links       [{source, target, size_bytes, seconds, bytes_per_s, measured, ranks}]
+    start       who is slow from the start: {suspects, findings, everyone, imbalance}, or null
+    pauses      [{t, episode, why, ok, reason, step, pause_s, links: [{source, target, size_bytes,
+                seconds, bytes_per_s, ratio, against, measured, ranks}]}]
+                why: reference | suspects | ""; ratio: its time over the same link's of the
+                reference, without one over the median link's
     telemetry   [{t, node, since_t, until_t, episode, series: [{name, rank, unit, before, during,
                   score}]}]
     monitoring  {entries, skipped, unknown {kind: entries}, blind_s,
@@ -46,6 +50,7 @@ from typing import Any
 
 from failslow.records import Finding, Suspect
 from failslow.report.story.evidence import node_of, panels
+from failslow.report.story.links import Pause
 from failslow.report.story.model import Case, Story
 from failslow.report.story.profiles import ProfileRound
 
@@ -93,18 +98,8 @@ def story_document(story: Story) -> dict[str, Any]:
         ],
         "level_in_force": [{"t": t, "level": level} for t, level in story.in_force],
         "profiles": [_round(taken) for taken in story.rounds],
-        "links": [
-            {
-                "source": link.source,
-                "target": link.target,
-                "size_bytes": link.size_bytes,
-                "seconds": link.seconds,
-                "bytes_per_s": link.bytes_per_s,
-                "measured": link.measured,
-                "ranks": [list(pair) for pair in link.ranks],
-            }
-            for link in story.links
-        ],
+        "start": None if story.start is None else _start(story.start),
+        "pauses": [_pause(pause) for pause in story.pauses],
         "telemetry": [_telemetry(story, t, body) for t, body in story.telemetry],
         "monitoring": {
             "entries": story.entries,
@@ -124,6 +119,42 @@ def story_document(story: Story) -> dict[str, Any]:
             ],
         },
         "warnings": list(a.warnings),
+    }
+
+
+def _start(case: Case) -> dict[str, Any]:
+    diagnosis = case.diagnoses[-1][1] if case.diagnoses else None
+    return {
+        "suspects": _suspects(case),
+        "findings": [_finding(finding) for finding in case.findings],
+        "everyone": diagnosis is not None and diagnosis.everyone,
+        "imbalance": "" if diagnosis is None else diagnosis.imbalance,
+    }
+
+
+def _pause(pause: Pause) -> dict[str, Any]:
+    return {
+        "t": pause.t,
+        "episode": pause.episode,
+        "why": pause.why,
+        "ok": pause.ok,
+        "reason": pause.reason,
+        "step": pause.step,
+        "pause_s": pause.pause_s,
+        "links": [
+            {
+                "source": link.source,
+                "target": link.target,
+                "size_bytes": link.size_bytes,
+                "seconds": link.seconds,
+                "bytes_per_s": link.bytes_per_s,
+                "ratio": link.ratio,
+                "against": link.against,
+                "measured": link.measured,
+                "ranks": [list(pair) for pair in link.ranks],
+            }
+            for link in pause.links
+        ],
     }
 
 

@@ -25,7 +25,7 @@ from failslow.records import (
     StepSeries,
     Verdict,
 )
-from failslow.report.story.links import LinkTime
+from failslow.report.story.links import Pause
 from failslow.report.story.profiles import ProfileRound
 
 __all__ = [
@@ -147,11 +147,6 @@ class Case:
         return sum(outcome.cost_s for _, outcome in self.outcomes)
 
     @property
-    def paused_s(self) -> float:
-        """Seconds training stood still for validation."""
-        return sum(verdict.pause_s for _, verdict in self.verdicts)
-
-    @property
     def acts(self) -> list[tuple[float, Decision | Outcome]]:
         """What was decided and done, in order."""
         both: list[tuple[float, Decision | Outcome]] = [*self.decisions, *self.outcomes]
@@ -227,13 +222,16 @@ class Story:
     """Its header figures; the episodes are the journal's own."""
     cases: tuple[Case, ...]
     """In order."""
+    start: Case | None
+    """What was found about nobody's fault in particular: who is slow from the start."""
+    pauses: tuple[Pause, ...]
+    """For validations, in order; those that came to nothing too."""
     marks: tuple[Mark, ...]
     in_force: tuple[tuple[float, str], ...]
     """(t, level) at each change of the level in force."""
     workers: tuple[Worker, ...]
     own_time: OwnTime | None
     rounds: tuple[ProfileRound, ...]
-    links: tuple[LinkTime, ...]
     telemetry: tuple[tuple[float, Mapping[str, Any]], ...]
     facts: JobFacts | None
     troubles: tuple[Trouble, ...]
@@ -263,7 +261,7 @@ class Story:
     @property
     def paused_s(self) -> float:
         """Seconds of all validations."""
-        return sum(case.paused_s for case in self.cases)
+        return sum(pause.pause_s for pause in self.pauses)
 
     @property
     def spent_s(self) -> float:

@@ -19,7 +19,7 @@ from failslow.report.frame import page_head, page_tail, page_tiles
 from failslow.report.picture import JobPicture
 from failslow.report.story.heat import METRICS
 from failslow.report.story.model import Case, Story
-from failslow.report.story.page_case import case_card
+from failslow.report.story.page_case import case_card, start_card
 from failslow.report.story.payload import story_payload
 from failslow.report.story.pieces import script, select, small, switch, table
 from failslow.report.story.terminal import (
@@ -59,6 +59,7 @@ def _page(story: Story, made_at: str) -> Iterator[str]:
         if case.is_fault:
             pictures = [i for i, t in enumerate(payload["telemetry"]) if t["episode"] == case.id]
             yield from case_card(number, case, story, telemetry=pictures)
+    yield from start_card(story)
     yield from _suspicions(story)
     yield from _profiles(story, payload)
     yield from _own_time(payload)
@@ -299,10 +300,11 @@ def _links(payload: dict[str, Any]) -> Iterator[str]:
     yield (
         '<section class="card"><div class="head"><h2>Links</h2></div>'
         '<p class="facts">Measured from node to node while training was paused; the colour is the '
-        "time over that of the median link.</p>"
+        "time "
+        "over the same link’s in healthy times, or, without those, over the median link’s.</p>"
         f'<div class="bar"><span>message of {picked}</span></div>'
         '<div data-picture="links" style="height:300px" role="img" aria-label="links"></div>'
-        + table(("from", "to", ">bandwidth", ">time", ">of the median link", "ranks"), rows)
+        + table(("from", "to", ">bandwidth", ">time", ">ratio", "against", "ranks"), rows)
         + "</section>\n"
     )
 
@@ -336,7 +338,7 @@ def _monitoring(story: Story) -> Iterator[str]:
         what
         for what, there in (
             ("profiles of the workers' calls", story.rounds),
-            ("validation", any(case.verdicts for case in story.cases)),
+            ("validation", story.pauses),
             ("telemetry", story.telemetry),
             ("decisions", any(case.decisions for case in story.cases)),
         )

@@ -14,7 +14,7 @@ from failslow.report.story.model import Case, Story
 from failslow.report.story.pieces import meter, small, table
 from failslow.report.story.terminal import length_text
 
-__all__ = ["case_card"]
+__all__ = ["case_card", "start_card"]
 
 _SUSPECTS, _EVENTS = 24, 100
 
@@ -52,6 +52,22 @@ def case_card(number: int, case: Case, story: Story, *, telemetry: Sequence[int]
         )
     yield from _suspects(case)
     yield from _decisions(case)
+    yield "</section>\n"
+
+
+def start_card(story: Story) -> Iterator[str]:
+    """Who is slow from the start; nothing where nobody asked."""
+    case = story.start
+    if case is None or not (case.diagnoses or case.verdicts):
+        return
+    slow = case.findings or any(d.suspects for _, d in case.diagnoses[-1:])
+    mood, word = ("fail_slow", "slow by peers") if slow else ("ok", "nobody slow by peers")
+    yield (
+        '<section class="card" id="start"><div class="head"><h2>From the start</h2>'
+        f'<span class="tag {mood}">{word}</span></div>'
+    )
+    yield from _verdicts(case)
+    yield from _suspects(case)
     yield "</section>\n"
 
 
@@ -146,7 +162,7 @@ def _decisions(case: Case) -> Iterator[str]:
     yield "<h3>What was decided and done</h3>"
     rows = []
     for t, event in events[-_EVENTS:]:
-        when = f"{units.clock(t)[11:]} UTC"
+        when = f"{units.clock(t)[11:]}\u00a0UTC"
         if isinstance(event, Outcome):
             kind = "ok" if event.ok else "fail_slow"
             text = f'<span class="tag {kind}">{escape(words.outcome_text(event))}</span>'

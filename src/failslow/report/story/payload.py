@@ -6,8 +6,8 @@ In: a `Story`. Out: what `story.js` reads:
                  "values": {"own": [[1.53, 1.0], …], …}}],
      "own": {"ranks": […], "nodes": […], "t": […], "percent": [[100, 155, null, …], …],
              "highest": 1.6, "spans": [[onset, relief]], "left_out": 0} or null,
-     "links": {"sizes": [{"label": "16 MiB", "nodes": […], "cells": [[from, to, times, label,
-               detail]]}], "slowest": [[…]]} or null,
+     "links": {"sizes": [{"label": "16 MiB, 06:28:59", "nodes": […], "cells": [[from, to, times,
+               label, detail]]}], "chosen": 2, "slowest": [[…]]} or null,
      "telemetry": [{"episode": id, "onset_t": …, "relief_t": …, "panels": [{"title", "unit",
                "change", "telling", "zero", "t": […], "y": […]}]}]}
 """
@@ -15,21 +15,20 @@ In: a `Story`. Out: what `story.js` reads:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from failslow.report import units
 from failslow.report.story.evidence import Panel, amount, panels
-from failslow.report.story.links import LinkTime
+from failslow.report.story.links import LinkTime, Pause
 from failslow.report.story.model import Case, Story
 from failslow.report.story.profiles import ProfileRound
 from failslow.report.words import size_text
 
 __all__ = ["story_payload"]
 
-_PANELS, _TELLING, _SLOWEST = 8, 3.0, 8
+_PANELS, _TELLING, _SLOWEST, _PAUSES = 8, 3.0, 8, 12
 
 
 def story_payload(story: Story, shown: Sequence[Case]) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def story_payload(story: Story, shown: Sequence[Case]) -> dict[str, Any]:
     return {
         "rounds": [_round(taken) for taken in story.rounds],
         "own": _own(story),
-        "links": _links(story.links),
+        "links": _links(story.pauses),
         "telemetry": [
             found for case in shown if case.is_fault for found in [_telemetry(case, story)] if found
         ],
@@ -78,23 +77,30 @@ def _own(story: Story) -> dict[str, Any] | None:
     }
 
 
-def _links(links: Sequence[LinkTime]) -> dict[str, Any] | None:
-    if not links:
+def _links(pauses: Sequence[Pause]) -> dict[str, Any] | None:
+    measured = [pause for pause in pauses if pause.links][-_PAUSES:]
+    if not measured:
         return None
-    sizes = [_size(size, links) for size in sorted({link.size_bytes for link in links})]
-    largest = max(link.size_bytes for link in links)
-    most = [link for link in links if link.size_bytes == largest]
-    usual_s = median(link.seconds for link in most)
-    slowest = sorted(most, key=lambda link: -link.seconds)[:_SLOWEST]
+    sizes = [
+        _size(size, pause)
+        for pause in measured
+        for size in sorted({link.size_bytes for link in pause.links})
+    ]
+    last = measured[-1].links
+    largest = max(link.size_bytes for link in last)
+    most = [link for link in last if link.size_bytes == largest]
+    slowest = sorted(most, key=lambda link: -link.ratio)[:_SLOWEST]
     return {
         "sizes": sizes,
+        "chosen": len(sizes) - 1,
         "slowest": [
             [
                 link.source,
                 link.target,
                 amount(link.bytes_per_s, "B/s"),
                 units.duration(link.seconds),
-                units.slowdown(link.seconds / usual_s),
+                units.slowdown(link.ratio),
+                link.against,
                 _ranks(link),
             ]
             for link in slowest
@@ -102,23 +108,24 @@ def _links(links: Sequence[LinkTime]) -> dict[str, Any] | None:
     }
 
 
-def _size(size: int, links: Sequence[LinkTime]) -> dict[str, Any]:
-    mine = [link for link in links if link.size_bytes == size]
+def _size(size: int, pause: Pause) -> dict[str, Any]:
+    mine = [link for link in pause.links if link.size_bytes == size]
     names = sorted({name for link in mine for name in (link.source, link.target)}, key=_natural)
     place = {name: at for at, name in enumerate(names)}
-    usual_s = median(link.seconds for link in mine)
     cells = [
         [
             place[link.source],
             place[link.target],
-            float(f"{link.seconds / usual_s:.4g}"),
+            float(f"{link.ratio:.4g}"),
             amount(link.bytes_per_s, "B/s"),
             f"{amount(link.bytes_per_s, 'B/s')}, {units.duration(link.seconds)}: "
-            f"{units.slowdown(link.seconds / usual_s)} the median link; {_ranks(link)}",
+            f"{units.slowdown(link.ratio)} {link.against}; {_ranks(link)}",
         ]
         for link in mine
     ]
-    return {"label": size_text(size), "nodes": names, "cells": cells}
+    why = f" {pause.why}" if pause.why else ""
+    label = f"{size_text(size)}, {units.clock(pause.t)[11:]}{why}"
+    return {"label": label, "nodes": names, "cells": cells}
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:

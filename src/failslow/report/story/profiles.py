@@ -37,7 +37,7 @@ class _Cell(NamedTuple):
     """A `CallCell` without what is not shown."""
 
     sign: tuple[str, str, int, int, int]
-    """label, op, bytes, position, size of the group."""
+    """label, op, bytes, position, size of the group. Times: seconds of an iteration."""
     group: tuple[int, ...]
     peer: int | None
     time_s: float
@@ -53,6 +53,7 @@ class _Profile:
     iterations: int
     iteration_s: float
     compute_s: float | None
+    device: str
     cells: list[_Cell]
 
 
@@ -121,14 +122,20 @@ class ProfileBook:
         for cell in profile.cells:
             group = self._groups.setdefault(cell.group, cell.group)
             time_s = cell.wait_s if cell.duration_s is None else cell.duration_s
+            if cell.least_s is not None:
+                time_s = cell.least_s
             sign = (cell.label, cell.op, cell.size_bytes, cell.position, len(group))
-            cells.append(_Cell(sign, group, cell.peer, time_s, cell.wait_s, cell.gap_s))
+            # a cell may stand for several calls of an iteration
+            often = max(1.0, cell.calls / max(1, profile.iterations))
+            times = (often * time_s, often * cell.wait_s, often * cell.gap_s)
+            cells.append(_Cell(sign, group, cell.peer, *times))
         return _Profile(
             rank=profile.rank,
             node=profile.node,
             iterations=profile.iterations,
             iteration_s=profile.iteration_s,
             compute_s=profile.compute_s,
+            device=profile.device,
             cells=cells,
         )
 
@@ -138,15 +145,20 @@ def _compared(taken: _Round, healthy: _Round | None) -> ProfileRound:
     labels = list(dict.fromkeys(cell.sign[0] for p in profiles for cell in p.cells))
     iteration_s = median(p.iteration_s for p in profiles)
     floor_s = _SMALLEST * iteration_s
-    usual_gap_s = _medians((cell.sign, cell.gap_s) for p in profiles for cell in p.cells)
+    # workers compare only with the same model of device
+    usual_gap_s = _medians(
+        ((p.device, cell.sign), cell.gap_s) for p in profiles for cell in p.cells
+    )
     least_s, longest_s = _over_ranks(profiles)
     usual_transfer_s = _medians((sign, s) for (sign, *_), s in least_s.items())
     values: dict[Metric, tuple[tuple[float | None, ...], ...]] = {
         "own": _rows(
             profiles,
             labels,
-            lambda _, cells: _ratio(
-                sum(c.gap_s for c in cells), sum(usual_gap_s[c.sign] for c in cells), floor_s
+            lambda p, cells: _ratio(
+                sum(c.gap_s for c in cells),
+                sum(usual_gap_s[p.device, c.sign] for c in cells),
+                floor_s,
             ),
             _against_role(profiles, floor_s),
         ),
@@ -227,10 +239,10 @@ def _rows(
 
 def _against_role(profiles: Sequence[_Profile], floor_s: float) -> dict[int, float]:
     """Own time of the whole iteration against workers that make the same calls."""
-    roles: dict[frozenset[object], list[_Profile]] = defaultdict(list)
+    roles: dict[object, list[_Profile]] = defaultdict(list)
     for p in profiles:
         if p.compute_s is not None:
-            roles[frozenset(cell.sign for cell in p.cells)].append(p)
+            roles[p.device, frozenset(cell.sign for cell in p.cells)].append(p)
     found = {}
     for peers in roles.values():
         usual_s = median_low([p.compute_s or 0.0 for p in peers])

@@ -9,7 +9,7 @@ one series and everything that was found out under the id of its episode.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -29,7 +29,7 @@ from failslow.records import (
 )
 from failslow.report import units
 from failslow.report.story.course import in_force, job_course, marks, own_time, removal, workers
-from failslow.report.story.links import LinkBook
+from failslow.report.story.links import Pause, PauseBook
 from failslow.report.story.model import Case, Story, Stretch, Trouble
 from failslow.report.story.profiles import ProfileBook
 from failslow.report.story.steps import StepLines, is_step
@@ -79,7 +79,7 @@ class _Reader:
         self._steps = StepLines(stride)
         self._cases: dict[str, Case] = {}
         self._profiles = ProfileBook()
-        self._links = LinkBook()
+        self._pauses = PauseBook()
         self._telemetry: list[tuple[float, Mapping[str, Any]]] = []
         self._facts: JobFacts | None = None
         self._nodes: dict[int, str] = {}
@@ -132,7 +132,9 @@ class _Reader:
                 self._cases[self._current].paces.append((t, record))
         elif isinstance(record, RankProfile):
             self._nodes.setdefault(record.rank, record.node)
-            self._profiles.take(record, t, str(entry.tags.get("why", "")))
+            episode = entry.tags.get("episode")
+            why = "suspicion" if episode else "healthy" if episode == "" else ""
+            self._profiles.take(record, t, str(entry.tags.get("why", why)))
         elif isinstance(record, JobFacts):
             self._facts = record
         elif isinstance(record, Mapping) and entry.kind in _KNOWN:
@@ -148,7 +150,7 @@ class _Reader:
         elif kind == "health":
             self._health(record, t)
         elif kind == "validation":
-            self._links.take(record.get("results") or ())
+            self._pauses.take(record, t)
         else:
             self._telemetry.append((t, record))
             del self._telemetry[:-_MOST_TELEMETRY]
@@ -249,6 +251,7 @@ class _Reader:
         times = [t for t in (self._begin_t, self._last_t) if t is not None]
         if steps.workers or len(steps.job):
             times += [steps.first_t, steps.last_t]
+        start = self._cases.pop("", None)
         cases = sorted(self._cases.values(), key=lambda case: case.start_t)
         starts = max(1, sum(event == "started" for _, event, _ in self._watch))
         course = job_course(
@@ -260,6 +263,8 @@ class _Reader:
                 case.removal = removal(course, case, until_t=later)
         nodes = {rank: worker.node for rank, worker in steps.workers.items() if worker.node}
         nodes = {**self._nodes, **nodes}
+        pauses = self._pauses.pauses(nodes)
+        pauses += tuple(_unrecorded(pauses, [*cases, *([start] if start else [])]))
         return Story(
             name=name,
             source=source,
@@ -273,17 +278,36 @@ class _Reader:
             series=course.series,
             analysis=course.analysis,
             cases=tuple(cases),
-            marks=tuple(marks(cases, self._watch, course)),
+            start=start,
+            pauses=tuple(sorted(pauses, key=lambda pause: pause.t)),
+            marks=tuple(marks([*cases, *([start] if start else [])], pauses, self._watch, course)),
             in_force=tuple(in_force(cases, self._watch)),
             workers=workers(steps, nodes),
             own_time=own_time(steps, cases),
             rounds=self._profiles.rounds(),
-            links=self._links.links(nodes),
             telemetry=tuple(self._telemetry),
             facts=self._facts,
             troubles=tuple(sorted(self._troubles, key=lambda trouble: trouble.since_t)),
             mode=_mode(cases),
         )
+
+
+def _unrecorded(pauses: Sequence[Pause], cases: Sequence[Case]) -> Iterator[Pause]:
+    """Pauses that only a verdict tells of."""
+    known = {(pause.step, round(pause.pause_s, 6)) for pause in pauses}
+    for case in cases:
+        for t, verdict in case.verdicts:
+            if verdict.pause_s > 0 and (verdict.step, round(verdict.pause_s, 6)) not in known:
+                yield Pause(
+                    t=t,
+                    episode=case.id,
+                    why="",
+                    ok=True,
+                    reason="",
+                    step=verdict.step,
+                    pause_s=verdict.pause_s,
+                    links=(),
+                )
 
 
 def _mode(cases: list[Case]) -> str:

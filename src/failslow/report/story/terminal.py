@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _SLOW, _WORK, _GOOD, _WARN = "bold red", "magenta", "green", "yellow"
+_SLOW_LINK = 1.3
 _SUSPECTS, _TROUBLES, _LINKS, _CELLS, _PANELS = 5, 6, 4, 5, 3
 
 
@@ -44,6 +45,7 @@ def story_view(story: Story) -> RenderableType:
         parts.append(_indented(_episodes(shown), 1))
         for number, case in enumerate(shown, start=1):
             parts += _case(number, case, story)
+    parts += _start(story)
     parts += _lookup(story)
     parts += _monitoring(story)
     for warning in story.analysis.warnings:
@@ -221,6 +223,15 @@ def _case(number: int, case: Case, story: Story) -> Iterator[RenderableType]:
         yield from (_indented(line, 1) for line in lines)
 
 
+def _start(story: Story) -> Iterator[RenderableType]:
+    """Who is slow from the start, if anybody."""
+    case = story.start
+    if case is None or not (case.findings or any(d.suspects for _, d in case.diagnoses[-1:])):
+        return
+    yield Text()
+    yield _indented(Text(f"from the start, against peers: {blame_text(case)}", style=_WARN))
+
+
 def _moved(case: Case, story: Story) -> Iterator[str]:
     """The telemetry that moved most with the onset."""
     for t, body in story.telemetry:
@@ -243,23 +254,24 @@ def _lookup(story: Story) -> Iterator[RenderableType]:
         for cell in cells:
             table.add_row(str(cell.rank), cell.node, cell.column, cell.title, cell.text)
         yield _indented(table)
-    if story.links:
-        size = max(link.size_bytes for link in story.links)
-        most = [link for link in story.links if link.size_bytes == size]
-        slowest = sorted(most, key=lambda link: link.bytes_per_s)[:_LINKS]
-        usual = sorted(most, key=lambda link: link.bytes_per_s)[len(most) // 2].bytes_per_s
+    measured = [pause for pause in story.pauses if pause.links]
+    if measured:
+        links = measured[-1].links
+        size = max(link.size_bytes for link in links)
+        most = [link for link in links if link.size_bytes == size]
+        slowest = sorted(most, key=lambda link: -link.ratio)[:_LINKS]
         yield Text()
         text = f"slowest of {units.plural(len(most), 'link')} measured with {words.size_text(size)}"
         yield _indented(Text(text, style="dim"))
-        table = _table("from", "to", ">bandwidth", ">of the median")
+        table = _table("from", "to", ">bandwidth", ">time", "against")
         for link in slowest:
-            share = link.bytes_per_s / usual if usual else 1.0
-            style = _SLOW if share < 0.8 else ""
+            style = _SLOW if link.ratio >= _SLOW_LINK else ""
             table.add_row(
                 link.source,
                 link.target,
                 amount(link.bytes_per_s, "B/s"),
-                Text(f"{100 * share:.0f} %", style=style),
+                Text(units.slowdown(link.ratio), style=style),
+                link.against,
             )
         yield _indented(table)
 
