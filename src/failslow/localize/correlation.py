@@ -9,14 +9,15 @@ In: times, values (NaN where unknown), the time of onset, perhaps that of relief
     >>> round(step.before, 2), round(step.during, 2), step.clear, step.lag_s
     (0.0, 0.45, True, 0.0)
 
-The level before is that of the samples next to onset, as many as there are after it; the noise is
-that of all samples before. So a series that merely drifts is no step: its noise before is as large
-as what it moves. Effects are in median absolute deviations scaled to a Gaussian's sigma.
+The levels are those of the samples next to onset, about as many on both sides and 30 at most; the
+noise is that of all samples before. So a series that merely drifts is no step: its noise before is
+nearly as large as what it moves, and a straight line fits it better than two levels do. Effects
+are in median absolute deviations scaled to a Gaussian's sigma.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,16 +52,17 @@ class OnsetStep:
     correlation: float
     """Point-biserial, of the values with "after onset"; -1..1."""
     lag_s: float
-    """Where one step fits best, seconds after onset; at most 10 either way."""
+    """Where one step fits best, seconds after onset; at most 10 either way, 0 unless `clear`."""
+    levels: bool = True
+    """Two levels describe it better than a straight line."""
     samples: tuple[int, int]
     """Before and during."""
 
     @property
     def clear(self) -> bool:
         """A change far out of the noise in which nearly all samples take part."""
-        return abs(self.effect) >= _CLEAR_EFFECT and (
-            max(self.order, 1 - self.order) >= _CLEAR_ORDER
-        )
+        ordered = max(self.order, 1 - self.order) >= _CLEAR_ORDER
+        return ordered and self.levels and abs(self.effect) >= _CLEAR_EFFECT
 
     @property
     def returned(self) -> bool | None:
@@ -100,21 +102,36 @@ def onset_step(
     if len(early) > _LEAST_NEAR:
         early = early[:-1]  # the first slow iteration began before it was over
     near = early[-min(max(len(during), _LEAST_NEAR), _NEAR) :]
+    during = during[: max(len(near), _LEAST_NEAR)]
     late = values[times > end_t]
     if len(late) > _FEWEST:
         late = late[1:]
     before, level = float(np.median(near)), float(np.median(during))
     noise = max(mad(early), mad(near), least / 4, 0.005 * abs(before), 1e-12)
-    return OnsetStep(
+    found = OnsetStep(
         before=before,
         during=level,
         after=float(np.median(late)) if len(late) >= _FEWEST else None,
         effect=float(np.clip((level - before) / noise, -_CAP, _CAP)),
         order=_order(near, during),
         correlation=_correlation(near, during),
-        lag_s=_lag(times[times <= end_t], values[times <= end_t], onset_t),
+        lag_s=0.0,
+        levels=_levels(near, during),
         samples=(len(early), len(during)),
     )
+    if not found.clear:
+        return found
+    slow = times <= end_t
+    return replace(found, lag_s=_lag(times[slow], values[slow], onset_t))
+
+
+def _levels(before: Floats, during: Floats) -> bool:
+    """Two levels fit at least as well as one line, by absolute distances."""
+    x = np.concatenate([before, during])
+    place = np.arange(len(x)) - (len(x) - 1) / 2
+    line = x.mean() + place * (place @ x) / (place @ place)
+    steps = np.abs(before - np.median(before)).sum() + np.abs(during - np.median(during)).sum()
+    return bool(steps <= np.abs(x - line).sum())
 
 
 def _order(before: Floats, during: Floats) -> float:

@@ -264,7 +264,7 @@ def _sentences(
     ranked = sorted(facts, key=lambda f: (order[f.speaks], not f.cue.decides, -f.weight))
     yield from (fact.sentence for fact in ranked[:_MOST_FACTS])
     if len(ranked) > _MOST_FACTS:
-        yield f"{len(ranked) - _MOST_FACTS} more series did not change with onset."
+        yield f"Further series that did not change with onset: {len(ranked) - _MOST_FACTS}."
     for node in nodes:
         if set(node.ranks) & {*finding.ranks, *finding.peer_ranks}:
             for text in node.missing:
