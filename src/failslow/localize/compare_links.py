@@ -125,15 +125,16 @@ def _of_peers(kind: Words, took_s: Floats, healthy: Bools) -> tuple[Floats, Floa
 
 
 def lower_median(ascending: Floats) -> tuple[float, float]:
-    """(the lower of the two middle values, root mean square distance of those below it).
+    """(the lower of the two middle values, standard deviation by the shortest half).
 
-    Those that are slow, up to a half, move neither.
+    Those that are slow, up to a half, move neither. (The shortest interval that holds half of a
+    Gaussian's values is 1.349 standard deviations wide; of few values it is too narrow.)
     """
-    middle = (len(ascending) - 1) // 2
-    value = float(ascending[middle])
-    below = ascending[: middle + 1] - value
-    # of a Gaussian the lower half scatters about the median as the whole does
-    return value, float(np.sqrt(np.mean(below**2)))
+    count = len(ascending)
+    half = (count + 1) // 2
+    widths = ascending[half - 1 :] - ascending[: count - half + 1]
+    spread = float(widths.min()) / 1.349 * (1.0 + 2.0 / np.sqrt(count))
+    return float(ascending[(count - 1) // 2]), spread
 
 
 def numbers(values: Iterable[Any], names: list[Any] | None = None) -> Ints:

@@ -38,6 +38,9 @@ _SLOW = 1.05
 _SIGMAS = 5.0
 """Distance from comparable ones in their own spread: of 10,000 Gaussian values the largest is at
 4."""
+_USUAL_SPREAD = 0.03
+"""Workers that do the same work differ by so much where they are too few to show it:"""
+_MANY = 64
 _ERRORS = 4.0
 """Distance in standard errors of the medians."""
 _WAITED_FOR = 0.3
@@ -160,15 +163,21 @@ class _Diagnosing:
             self.expected_s[timed] = own[before][timed] * self.common
             self.expected_error_s[timed] = error[before][timed] * self.common
             self.noise[timed] = spread / middle
-        for members in self._peers():
-            rest = members[~timed[members]]
-            if len(members) > 1 and len(rest):
-                ascending = members[np.argsort(self.own_s[members])]
-                middle, spread = lower_median(self.own_s[ascending])
-                if middle > 0:
-                    self.expected_s[rest] = middle
-                    self.noise[rest] = spread / middle
-                    self.expected_error_s[rest] = self.error_s[ascending[(len(ascending) - 1) // 2]]
+        ratios = []
+        alike = [members for members in self._peers() if len(members) > 1]
+        for members in alike:
+            ascending = members[np.argsort(self.own_s[members])]
+            middle, _ = lower_median(self.own_s[ascending])
+            if middle > 0:
+                ratios.append(self.own_s[members] / middle)
+                rest = members[~timed[members]]
+                self.expected_s[rest] = middle
+                at = ascending[(len(ascending) - 1) // 2]
+                self.expected_error_s[rest] = self.error_s[at]
+        if ratios:
+            _, spread = lower_median(np.sort(np.concatenate(ratios)))
+            few = sum(map(len, ratios)) < _MANY
+            self.noise[~timed] = max(spread, _USUAL_SPREAD if few else 0.0)
 
     def _peers(self) -> list[NDArray[np.int64]]:
         """Workers that compare, those apart whose own time is unknown."""
@@ -185,7 +194,7 @@ class _Diagnosing:
             ratio = self.own_s / self.expected_s
             errors = extra / np.hypot(self.error_s, self.expected_error_s)
             sigmas = (ratio - 1.0) / self.noise
-        late, late_known = table.lateness[: table.count], table.lateness_known[: table.count]
+        late, late_known = self._lateness()
         named = (
             (ratio >= _MIN_RATIO)
             & self._matters(extra)
@@ -215,6 +224,20 @@ class _Diagnosing:
                 )
             )
         return suspects
+
+    def _lateness(self) -> tuple[Floats, NDArray[np.bool_]]:
+        """(how much longer than usual others wait for each worker, whether that is known).
+
+        Noise makes them wait for anybody: usual is what they do in healthy times, or for peers.
+        """
+        table, before = self.table, self.table.before()
+        late, known = table.lateness, table.lateness_known
+        usual = np.zeros(table.count)
+        for members in self._peers():
+            if len(members) > 1:
+                usual[members] = lower_median(np.sort(late[members]))[0]
+        usual = np.where(before >= 0, late[before], usual)
+        return late[: table.count] - usual, known[: table.count]
 
     # -- links ---------------------------------------------------------------------------------
 
@@ -272,7 +295,7 @@ class _Diagnosing:
         if alone.any():
             usual = lower_median(np.sort(self.own_s[np.isfinite(self.own_s)]))[0]
             extra = self.own_s - usual
-            late = table.lateness[: table.count]
+            late, _ = self._lateness()
             named = alone & (self.own_s >= _MIN_RATIO * usual) & (late >= _WAITED_FOR * extra)
             for index in np.flatnonzero(named & self._matters(extra)).tolist():
                 own = _seconds("own time per iteration", self.own_s[index], usual)
