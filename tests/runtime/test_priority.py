@@ -1,0 +1,59 @@
+"""Agent and controller start at the trainers' priority and go down once they are at work."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from tests.runtime.watched import WatchedJob, watched
+from tests.transport.servers import until
+
+WORK = 7
+"""Not the lowest, so that the test need not wait for what everybody else leaves."""
+
+QUICK_S = 6.0
+"""A part that ends sooner than that after its start is started low."""
+
+
+def priorities(pid: int) -> set[int]:
+    """Of all its threads."""
+    threads = os.listdir(f"/proc/{pid}/task")
+    return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads}
+
+
+def works_at(job: WatchedJob, part: str, nice: int) -> bool:
+    return priorities(job.pid(part)) == {nice}
+
+
+def started(job: WatchedJob, part: str) -> int | None:
+    for lock in (job.folder / "rings").glob(f"*.run/{part}*.lock"):
+        text = lock.read_text()
+        return int(text) if text else None
+    return None
+
+
+def test_they_step_back_once_they_are_at_work_and_start_anew_as_at_first() -> None:
+    with watched(world=1, environ={"FAILSLOW_RUNTIME_NICE": str(WORK)}) as job:
+        until(lambda: started(job, "agent") and started(job, "controller"), 60.0)
+        begun_s = time.monotonic()
+        trainers = os.getpriority(os.PRIO_PROCESS, job.processes[0].pid)
+        for part in ("agent", "controller"):
+            assert priorities(job.pid(part)) == {trainers}
+        job.until(job.steps)
+        for part in ("agent", "controller"):
+            job.until(partial(works_at, job, part, WORK))
+        assert os.getpriority(os.PRIO_PROCESS, job.supervisor()) == trainers
+        group = Path(f"/proc/{job.pid('agent')}/autogroup")
+        if group.exists():
+            job.until(lambda: group.read_text().split()[-1] == str(WORK))
+
+        job.until(lambda: time.monotonic() - begun_s > QUICK_S)
+        agent = job.pid("agent")
+        os.kill(agent, 9)
+        job.until(lambda: started(job, "agent") not in (None, agent))
+        assert works_at(job, "agent", trainers)
+        job.until(partial(works_at, job, "agent", WORK))
+        job.stop()
+        until(lambda: not job.ours(), 30.0)
