@@ -1,0 +1,1 @@
+"""Adapters for training frameworks whose loops hide what `failslow.Coordinator` needs to set."""
