@@ -147,7 +147,8 @@ def test_a_slow_device_is_suspected_proved_and_named() -> None:
     assert reference.findings == ()
     (finding,) = verdict.findings
     assert (finding.what, finding.ranks) == ("device", (2,))
-    assert finding.slowdown == pytest.approx(1.6, abs=0.15)
+    # as it is felt in training, not by the benchmark
+    assert finding.slowdown == pytest.approx(0.95 * 1.4 / 0.6, abs=0.15)
     assert verdict.pause_s == 1.5
     onset = next(e.t for e in job.said("episode") if e.tags["event"] == "onset")
     assert job.said("verdict")[-1].t - onset < 5.0

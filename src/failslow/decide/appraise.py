@@ -26,13 +26,13 @@ class Appraiser:
     def __init__(
         self, planner: Planner, config: DecideConfig, costs: CostBook, history: History
     ) -> None:
-        self._planner, self._config, self._costs = planner, config, costs
+        self.planner, self._config, self._costs = planner, config, costs
         self._history = history
 
     def look(self, account: Account, in_force: InForce, evictions: int) -> None:
         """Renew the account's options, and its assessments where the culprits have changed."""
         if account.changed:
-            found = self._planner.assess(tuple(account.findings.values()), in_force)
+            found = self.planner.assess(tuple(account.findings.values()), in_force)
             account.assessments = {assessment.level: assessment for assessment in found}
             account.changed = False
             undone = max((a.undone for a in found if a.undone is not None), default=None)

@@ -119,6 +119,14 @@ class Policy:
                     times.append(account.now_s + wait_s)
         return min(times, default=None)
 
+    def fit(self, planner: Planner) -> None:
+        """Plan by another model of the same job; costs and the present fault are kept."""
+        self._planner = self._appraiser.planner = planner
+        if self._account is not None:
+            self._account.changed = True
+        elif self.in_force.placement == ():
+            self.in_force = planner.initial()
+
     # -- events ------------------------------------------------------------------------------------
 
     def _present(self, episode: str, now_s: float) -> Account:

@@ -92,11 +92,12 @@ class Pipeline:
         self._detector = Detector(self._detect)
         self._episodes = EpisodeBook(self._detect, update_s=self._runtime.update_s)
         decide = decide or DecideConfig()
-        self.remedy = Remedy(decide, node_of=self._node_of)
+        self.remedy = Remedy(decide, workers=self.series.workers)
         self.inquiry = Inquiry(
             localize or LocalizeConfig(),
             decide.mode,
             ranks=lambda: self.health.living,
+            own=self.remedy.own_slowdowns,
             decide=self.remedy.verdict,
         )
         self._summaries: dict[int, _Summary] = {}
@@ -206,7 +207,7 @@ class Pipeline:
                 continue
             out += self.inquiry.note(instruction, now_s)
             if instruction.event in ("suspected", "onset") and not self.remedy.holding:
-                self.remedy.healthy(self.series.workers.values())
+                self.remedy.healthy(self.inquiry.healthy)
             elif instruction.event in ("relief", "abandoned"):
                 out += self.remedy.relieved(
                     str(instruction.tags["id"]),
@@ -217,7 +218,6 @@ class Pipeline:
         if self._episodes.active:
             out += self.remedy.pace(
                 step,
-                self.series.workers,
                 episode=self._episodes.active,
                 slowdown=self._episodes.slowdown_now,
                 lost_s=self._episodes.lost_s,
@@ -225,10 +225,6 @@ class Pipeline:
                 now_s=now_s,
             )
         return out
-
-    def _node_of(self, rank: int) -> str:
-        worker = self.series.workers.get(rank)
-        return worker.node if worker else ""
 
     def _culprits(self, extra_s: float) -> tuple[Culprit, ...]:
         """Workers whose own compute time grew by half of what the job's iteration grew."""

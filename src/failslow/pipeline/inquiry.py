@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from failslow.config import LocalizeConfig
 from failslow.localize import script
+from failslow.localize.accord import accord
 from failslow.localize.evidence import explain_all
 from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
@@ -72,7 +73,8 @@ class _Case:
 class Inquiry:
     """Finds one job's culprits.
 
-    ranks: the workers that live. decide: takes each verdict.
+    ranks: the workers that live. own: how slow workers are by their own time, where known.
+    decide: takes each verdict.
     """
 
     def __init__(
@@ -81,10 +83,11 @@ class Inquiry:
         mode: SteerMode,
         *,
         ranks: Callable[[], Collection[int]],
+        own: Callable[[], Mapping[int, float]],
         decide: Callable[[Verdict, float], list[Instruction]],
     ) -> None:
         self._config, self._mode = config, mode
-        self._ranks, self._decide = ranks, decide
+        self._ranks, self._own, self._decide = ranks, own, decide
         self._lead = PauseLead(config, mode=mode)
         self._taking_part: frozenset[int] = frozenset()
         self._why = ""
@@ -96,6 +99,11 @@ class Inquiry:
         self._windows: dict[str, Window] = {}
         self._proved: tuple[PauseResult, float] | None = None
         """A pause's result that waits for telemetry, until when."""
+
+    @property
+    def healthy(self) -> list[RankProfile]:
+        """How the workers' calls went in healthy times."""
+        return list(self._healthy.values())
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -341,6 +349,9 @@ class Inquiry:
         windows = [dict(body) | {"node": node} for node, body in self._windows.items()]
         findings = explain_all(verdict.findings, windows, onset_t=case.onset_t)
         verdict = replace(verdict, findings=findings)
+        if case.diagnosis is not None:
+            verdict = accord(verdict, case.diagnosis, slowdown=case.slowdown, own=self._own())
+        findings = verdict.findings
         case.findings = findings
         case.recheck_s = min(_MAX_RECHECK_S, 2.0 * case.recheck_s or self._config.recheck_s)
         case.due_s = now_s + case.recheck_s

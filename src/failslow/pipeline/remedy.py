@@ -12,7 +12,7 @@ the culprit's own time decides (`CulpritPace`), never the job's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from statistics import median
@@ -24,6 +24,7 @@ from failslow.config import DecideConfig
 from failslow.decide import Event as PolicyEvent
 from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
 from failslow.errors import PlanError
+from failslow.localize.calibrate import calibrate
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.series import JobStep, Worker
 from failslow.records import (
@@ -34,6 +35,7 @@ from failslow.records import (
     JobFacts,
     Outcome,
     Plan,
+    RankProfile,
     Verdict,
 )
 
@@ -54,9 +56,9 @@ _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 class Remedy:
     """Carries out one job's policy."""
 
-    def __init__(self, config: DecideConfig, *, node_of: Callable[[int], str]) -> None:
-        """node_of: the node a rank runs on; "" unknown."""
-        self._config, self._node_of = config, node_of
+    def __init__(self, config: DecideConfig, *, workers: Mapping[int, Worker]) -> None:
+        """workers: those of the job, as they are at any time."""
+        self._config, self._workers = config, workers
         self.facts: JobFacts | None = None
         self._initial = InForce()
         self._policy = self._make_policy(None, 0)
@@ -143,7 +145,6 @@ class Remedy:
     def pace(
         self,
         step: JobStep,
-        workers: Mapping[int, Worker],
         *,
         episode: str,
         slowdown: float,
@@ -159,17 +160,25 @@ class Remedy:
         out += self._decide(Pace(episode=episode, slowdown=slowdown, lost_s=lost_s), now_s)
         if self.holding and self._asked is None and self._since >= _SETTLE + _OWN:
             for key, finding in list(self._findings.items()):
-                own = self._own_slowdown(finding, workers)
+                own = self._own_slowdown(finding)
                 if own is not None:
                     out += self._decide(CulpritPace(key=key, slowdown=own), now_s)
         return out
 
-    def healthy(self, workers: Iterable[Worker]) -> None:
-        """In healthy times: remember what each worker's own time is."""
-        for worker in workers:
+    def healthy(self, profiles: Sequence[RankProfile]) -> None:
+        """A suspicion begins: keep what was healthy until now, to plan and to compare by."""
+        for worker in self._workers.values():
             own = [s.compute_s for s in worker.healthy if s.compute_s is not None]
             if len(own) >= _OWN:
                 self._own_s[worker.rank] = median(own)
+        if self.facts is not None and profiles:
+            with suppress(PlanError):
+                self._policy.fit(LayoutPlanner(calibrate(self.facts, profiles), self._config))
+
+    def own_slowdowns(self) -> dict[int, float]:
+        """How slow each worker is by its own time per micro-batch, where that is known."""
+        found = {rank: self._own_of(worker) for rank, worker in self._workers.items()}
+        return {rank: own for rank, own in found.items() if own is not None}
 
     def relieved(
         self, episode: str, lost_s: float, now_s: float, *, abandoned: bool = False
@@ -206,8 +215,9 @@ class Remedy:
         return Policy(planner, self._config, evictions=evictions)
 
     def _learn_facts(self, facts: JobFacts, now_s: float) -> list[Instruction]:
-        if facts == self.facts:
-            return []
+        known = self.facts
+        if known is not None and replace(facts, iteration_s=known.iteration_s) == known:
+            return []  # it only knows its pace better
         evictions = self._policy.evictions
         policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
         self.facts, self._policy, self._asked = facts, policy, None
@@ -252,8 +262,8 @@ class Remedy:
 
     def _restart(self, number: int, decision: Decision, now_s: float) -> list[Instruction]:
         """The job was saved: have it started again without the culprits' nodes."""
-        ranks = [rank for key in decision.culprits for rank in self._findings[key].ranks]
-        evict = sorted({node for rank in ranks if (node := self._node_of(rank))})
+        ranks = {rank for key in decision.culprits for rank in self._findings[key].ranks}
+        evict = sorted({self._workers[rank].node for rank in ranks & self._workers.keys()})
         body = {
             "id": f"{decision.episode}-{number}",
             "evict": evict,
@@ -288,22 +298,24 @@ class Remedy:
 
     # -- culprits' own times -----------------------------------------------------------------------
 
-    def _own_slowdown(self, finding: Finding, workers: Mapping[int, Worker]) -> float | None:
+    def _own_slowdown(self, finding: Finding) -> float | None:
         """How slow a device or host is by its workers' time per micro-batch; None unknown."""
-        if finding.what == "link" or self.facts is None:
+        if finding.what == "link":
             return None
-        slow = [
-            own
-            for rank in finding.ranks
-            if rank in workers and (own := self._own_of(workers[rank], self.facts)) is not None
-        ]
-        return max(slow, default=None)
+        workers = [self._workers[rank] for rank in finding.ranks if rank in self._workers]
+        known = [own for worker in workers if (own := self._own_of(worker)) is not None]
+        return max(known, default=None)
 
-    def _own_of(self, worker: Worker, facts: JobFacts) -> float | None:
+    def _own_of(self, worker: Worker) -> float | None:
         recent = [s.compute_s for s in worker.recent if s.compute_s is not None][-_OWN:]
-        force, initial = self._policy.in_force, self._initial
+        if len(recent) < _OWN:
+            return None
+        force, initial, facts = self._policy.in_force, self._initial, self.facts
+        if facts is None:
+            usual_s = self._own_s.get(worker.rank)
+            return median(recent) / usual_s if usual_s else None
         ranks = force.placement or initial.placement
-        if len(recent) < _OWN or worker.rank not in ranks:
+        if worker.rank not in ranks:
             return None
         position = ranks.index(worker.rank)
         # who computed this part of the model in healthy times tells what it takes

@@ -1,0 +1,76 @@
+"""A verdict names what was proved slow *and* is what slows the job. Pure.
+
+In: what a pause measured to be slow, what the call streams said, how slow workers were in training.
+Out: the verdict with the findings both agree on; the others become a note:
+
+    Verdict(findings=(Finding(what="device", ranks=(5,), …),),
+            note="also measured slow, but no suspect: host gpu-3 x1.40")
+
+Benchmarks see a part for a second: other load, or a component that is slow but that this job does
+not wait for, must not cost a healthy node. A call stream sees the job, but not why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from failslow.records import Diagnosis, Finding, Suspect, Verdict
+
+__all__ = ["accord"]
+
+_SLOW = 1.10
+_SHARE = 0.5
+"""Without suspects: of the job's slowdown what a finding must be able to explain by itself."""
+
+
+def accord(
+    verdict: Verdict,
+    diagnosis: Diagnosis,
+    *,
+    slowdown: float,
+    own: Mapping[int, float] | None = None,
+) -> Verdict:
+    """`verdict` without what does not slow the job.
+
+    slowdown: the job's. own: of workers, where known, how slow they are in training by their own
+    time; what a worker feels outranks what a benchmark of a second measured.
+    """
+    kept, left = [], []
+    for finding in verdict.findings:
+        felt = _felt(finding, own or {})
+        if felt.slowdown >= _SLOW and _accused(felt, diagnosis, slowdown):
+            kept.append(felt)
+        else:
+            left.append(finding)
+    if not left:
+        return replace(verdict, findings=tuple(kept))
+    named = ", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in left)
+    note = f"also measured slow, but not what the job waits for: {named}"
+    notes = (verdict.note, note) if kept else (note,)
+    return replace(verdict, findings=tuple(kept), note="; ".join(filter(None, notes)))
+
+
+def _felt(finding: Finding, own: Mapping[int, float]) -> Finding:
+    """As slow as its workers are in training."""
+    times = [own[rank] for rank in finding.ranks if rank in own]
+    if finding.what == "link" or not times:
+        return finding
+    return replace(finding, slowdown=max(times))
+
+
+def _accused(finding: Finding, diagnosis: Diagnosis, slowdown: float) -> bool:
+    if diagnosis.everyone or not diagnosis.suspects:
+        return finding.slowdown >= 1.0 + _SHARE * (slowdown - 1.0)
+    return any(_matches(finding, suspect) for suspect in diagnosis.suspects)
+
+
+def _matches(finding: Finding, suspect: Suspect) -> bool:
+    if finding.what == "link":
+        if suspect.what == "compute":
+            return False
+        involved = {*suspect.ranks, *suspect.peer_ranks}
+        senders, receivers = set(finding.ranks), set(finding.peer_ranks)
+        # a card is one end of a link; a link has both in what is slow
+        return all(not end or end & involved for end in (senders, receivers))
+    return suspect.what == "compute" and bool({*finding.ranks} & {*suspect.ranks})
