@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,8 +19,28 @@ from failslow.telemetry.processes import JobProcesses, WorkerProcess, cpu_s, is_
 __all__ = ["CpuSampler"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LOOKS, _MOST_LOOKS = 16, 2000
 _REFRESH_S = 2.0
 """The machine's processes are looked through this often."""
+
+
+class _Looks:
+    """Whether a process was stopped when it was looked at."""
+
+    def __init__(self) -> None:
+        self._kept: deque[bool] = deque(maxlen=_MOST_LOOKS)
+        self._fresh = 0
+
+    def add(self, stopped: bool) -> None:
+        self._kept.append(stopped)
+        self._fresh += 1
+
+    def share(self) -> float | None:
+        """Of the looks since the last call, and of some before where those are few; None without
+        any since."""
+        count = min(max(self._fresh, _LOOKS), len(self._kept)) if self._fresh else 0
+        self._fresh = 0
+        return sum(list(self._kept)[-count:]) / count if count else None
 
 
 class CpuSampler:
@@ -34,7 +55,7 @@ class CpuSampler:
         self._rates = Rates()
         self._processes: dict[int, WorkerProcess] = {}
         self._groups: dict[int, tuple[bytes, list[Path], Path | None]] = {}
-        self._looks: dict[int, list[int]] = {}
+        self._looks: dict[int, _Looks] = {}
         self._ours: set[int] = set()
         self._used_s: dict[int, float] = {}
         self._job_s = 0.0
@@ -60,9 +81,7 @@ class CpuSampler:
         for rank, pid in self._workers().items():
             stopped = is_stopped(self._proc, pid)
             if stopped is not None:
-                looks = self._looks.setdefault(rank, [0, 0])
-                looks[0] += stopped
-                looks[1] += 1
+                self._looks.setdefault(rank, _Looks()).add(stopped)
 
     def sample(self, now_s: float) -> Mapping[str, float]:
         """As `Sampler.sample`."""
@@ -123,7 +142,6 @@ class CpuSampler:
             return {}
         ran = self._rate(f"rank/{rank}/ran", counts.ran_s, now_s)
         waited = self._rate(f"rank/{rank}/waited", counts.waited_s, now_s)
-        stopped, looks = self._looks.pop(rank, (0, 0))
         values = {
             "cpu_cores": self._rate(f"rank/{rank}/cpu", counts.cpu_s, now_s),
             "runqueue_cores": waited,
@@ -131,7 +149,7 @@ class CpuSampler:
             "forced_switches_per_s": self._rate(
                 f"rank/{rank}/forced", counts.forced_switches, now_s
             ),
-            "stopped_share": stopped / looks if looks else None,
+            "stopped_share": self._looks[rank].share() if rank in self._looks else None,
         }
         if ran is not None and waited is not None:
             values["runqueue_share"] = waited / (ran + waited) if ran + waited > 0 else 0.0
