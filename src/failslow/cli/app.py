@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from failslow.cli import (
     act,
     analyze,
+    demo,
     doctor,
     inject,
     replay,
@@ -93,6 +94,7 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 app.command("analyze", epilog=analyze.EXAMPLES)(analyze.analyze)
 app.command("study", epilog=study.EXAMPLES)(study.study)
 app.command("run", epilog=run.EXAMPLES, context_settings={"allow_interspersed_args": False})(

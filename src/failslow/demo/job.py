@@ -1,0 +1,226 @@
+"""A small GPT in training on this machine, watched and steered.
+
+In: a folder, a layout. Out: its processes, its journal, its losses as they grow:
+
+    with steered_job(folder, layout=("--dp", "4")) as job:
+        job.wait_for(lambda: len(job.losses()) > 20, limit_s=60.0)
+        job.entries("episode")
+
+Each worker is a node of its own (a network namespace) where that can be had (`lab`), else a process
+on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from failslow.errors import LabError
+from failslow.journal import JournalEntry, read_journal
+from failslow.lab import TestBed
+
+__all__ = ["SteeredJob", "losses_without", "steered_job", "train_script"]
+
+_LOOK_S = 0.05
+_MODEL = ("--width", "64", "--layers", "2", "--sequences", "1", "--length", "32", "--seed", "7")
+"""Small, so that what takes time is the work added to it."""
+
+
+def train_script() -> Path:
+    """The training program: examples/hybrid_gpt of the source tree, or the copy in the package.
+
+    Raises LabError where neither is.
+    """
+    here = Path(__file__).resolve().parent
+    for folder in (here / "hybrid_gpt", here.parents[2] / "examples" / "hybrid_gpt"):
+        if (folder / "train.py").is_file():
+            return folder / "train.py"
+    raise LabError("the demonstration's training program is missing; install failslow anew")
+
+
+class SteeredJob:
+    """A job in training."""
+
+    def __init__(self, folder: Path, pids: Sequence[int], bed: TestBed | None) -> None:
+        self.folder, self.pids, self.bed = folder, tuple(pids), bed
+        self.journal = folder / "run" / "journal.jsonl"
+
+    def entries(self, *kinds: str) -> list[JournalEntry]:
+        """The journal's lines of these kinds, oldest first."""
+        if not self.journal.exists():
+            return []
+        return [entry for entry in read_journal(self.journal) if entry.kind in kinds]
+
+    def losses(self) -> list[float]:
+        """Of the steps so far."""
+        return _read_losses(self.folder / "losses.jsonl")
+
+    def steps_s(self, begin_t: float, end_t: float = float("inf")) -> list[float]:
+        """Seconds of the iterations that began and ended in between."""
+        return [
+            entry.record.duration_s
+            for entry in self.entries("step")
+            if entry.rank is None
+            and begin_t <= entry.t - entry.record.duration_s
+            and entry.t <= end_t
+        ]
+
+    def wait_for(self, condition: Callable[[], object], *, limit_s: float) -> bool:
+        """Until `condition` holds; False when it does not within the limit.
+
+        Raises LabError when the training has ended meanwhile.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def check(self) -> None:
+        """LabError with the end of what it printed when a worker is gone."""
+        for rank, pid in enumerate(self.pids):
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                state = "X"
+            if state in "ZX":
+                text = (self.folder / f"rank{rank}.log").read_text(errors="replace")[-2000:]
+                raise LabError(f"worker {rank} of the training has ended:\n{text}")
+
+
+@contextmanager
+def steered_job(
+    folder: Path,
+    *,
+    layout: Sequence[str],
+    lab: bool,
+    work_ms: float,
+    microbatches: int,
+    mode: str = "auto",
+    settings: Mapping[str, str] | None = None,
+    model: Sequence[str] = _MODEL,
+    egress_mbit: float | None = None,
+    workers: int = 4,
+) -> Iterator[SteeredJob]:
+    """Start it; it is ended, with all that belongs to it, when the block is left.
+
+    layout: options of train.py. lab: nodes of their own, for which root is needed. work_ms: of a
+    micro-batch, diluted with sleep. settings: FAILSLOW variables beside those of the mode.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        *layout,
+        *model,
+        *("--micro-batches", str(microbatches), "--work-ms", str(work_ms), "--dilute", "6"),
+        *("--steps", "1000000", "--losses", str(folder / "losses.jsonl")),
+    ]
+    variables = {
+        "FAILSLOW": "1",
+        "FAILSLOW_MODE": mode,
+        "FAILSLOW_DIR": str(folder / "run"),
+        **(settings or {}),
+    }
+    if lab:
+        with TestBed(nodes=workers, folder=folder, egress_mbit=egress_mbit) as bed:
+            made = bed.launch(train_script(), args=arguments, env=variables)
+            yield SteeredJob(folder, [worker.pid for worker in made], bed)
+        return
+    variables |= {"FAILSLOW_JOB": f"demo-{os.getpid()}-{secrets.token_hex(3)}"}
+    processes = _start(arguments, variables, folder, workers)
+    try:
+        yield SteeredJob(folder, [process.pid for process in processes], None)
+    finally:
+        _end(processes)
+
+
+def losses_without(
+    folder: Path,
+    *,
+    layout: Sequence[str],
+    microbatches: int,
+    steps: int,
+    model: Sequence[str] = _MODEL,
+    limit_s: float = 120.0,
+    workers: int = 4,
+) -> list[float]:
+    """The losses of the same training without faults, without failslow, and without added work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plain.jsonl"
+    arguments = [
+        *layout,
+        *model,
+        *("--micro-batches", str(microbatches), "--steps", str(steps), "--losses", str(path)),
+    ]
+    processes = _start(arguments, {"FAILSLOW": "0"}, folder, workers)
+    deadline_s = time.monotonic() + limit_s
+    try:
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_LOOK_S)
+    finally:
+        _end(processes)
+    return _read_losses(path)
+
+
+def _start(
+    arguments: Sequence[str], variables: Mapping[str, str], folder: Path, workers: int
+) -> list[subprocess.Popen[bytes]]:
+    """Plain processes on loopback."""
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("FAILSLOW")},
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+    }
+    processes = []
+    for rank in range(workers):
+        with (folder / f"rank{rank}.log").open("ab") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(train_script()), *arguments],
+                    env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+    return processes
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    for process in processes:
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _read_losses(path: Path) -> list[float]:
+    try:
+        text = path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return []
+    return [float(line) for line in text[: text.rfind("\n") + 1].splitlines()]
