@@ -171,13 +171,13 @@
         draw();
       }));
     }
-    const first = () => { drawn.push(draw); draw(); };
+    const first = () => { if (!drawn.includes(draw)) { drawn.push(draw); draw(); } };
     if (!("IntersectionObserver" in window)) { first(); return; }
     const watcher = new IntersectionObserver((entries) => {
       if (entries.some((entry) => entry.isIntersecting)) { watcher.disconnect(); first(); }
     }, { rootMargin: "600px" });
     watcher.observe(element);
-    addEventListener("beforeprint", () => { if (!drawn.includes(draw)) first(); });
+    addEventListener("beforeprint", first);
   }
 
   const redraw = () => drawn.forEach((draw) => draw());
