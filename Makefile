@@ -12,14 +12,17 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 # torch first and by name: another package asking for just "torch" would bring a CUDA build.
-$(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready
+$(VENV)/.ready-torch: pyproject.toml $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	touch $@
+
+$(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	-$(BIN)/python -m failslow.capture.native  # half a minute; without a compiler its tests skip
 	touch $@
 
-demo: $(VENV)/.ready  ## find the fail-slows in the sample logs and write the picture
-	$(BIN)/failslow analyze examples/logs --html failslow-demo.html
+demo: $(VENV)/.ready-torch  ## train, hurt, notice, work around; writes failslow-demo.html
+	$(BIN)/failslow demo
 
 test: check  ## lint, types, tests: what CI runs
 	scripts/install-test-tools
