@@ -67,14 +67,16 @@ class Batches:
         room = len(self.corpus) - self.length - 1
         starts = torch.randint(room, (self.sequences,), generator=draw)
         rows = torch.stack([self.corpus[i : i + self.length + 1] for i in starts.tolist()])
-        inputs, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        if self.ragged:
-            kept = torch.randint(self.length // 4, self.length + 1, (1,), generator=draw)
-            targets[:, int(kept) :] = IGNORED
+        inputs, targets = rows[:, :-1].clone(), rows[:, 1:].clone()
+        targets[:, self._kept(step, index) :] = IGNORED
         return inputs, targets
 
     def tokens(self, step: int, index: int) -> int:
         """Targets of one micro-batch that count."""
+        return self.sequences * self._kept(step, index)
+
+    def _kept(self, step: int, index: int) -> int:
+        """Positions of each sequence whose targets count."""
         if not self.ragged:
-            return self.sequences * self.length
-        return int((self.microbatch(step, index)[1] != IGNORED).sum())
+            return self.length
+        return self.length // 4 + seed_of(self.seed, step, index, 1) % (3 * self.length // 4 + 1)

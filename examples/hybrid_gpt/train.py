@@ -131,7 +131,7 @@ def main() -> None:
     for step in range(first, chosen.steps):
         begin_s = time.perf_counter()
         with coordinator.step(step, batches.size(step)) as share:
-            losses.append(trainer.step(step, share.indices, share.size))
+            losses.append(trainer.step(step, share, share.size))
         times_s.append(time.perf_counter() - begin_s)
         if rank == 0 and chosen.losses and chosen.losses.suffix == ".jsonl":
             with chosen.losses.open("a", encoding="ascii") as file:

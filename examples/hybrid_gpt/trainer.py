@@ -9,7 +9,7 @@ workers.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 from data import Batches, seed_of
+from failslow.mitigate.share import Share
 from layout import Grid
 from model import BYTES, Shape, Stage, token_loss
 
 __all__ = ["Trainer", "local"]
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,8 +120,9 @@ class Trainer:
                     local(whole).copy_(value)
                     self.optimizer.state[parameter][key] = whole
 
-    def step(self, step: int, indices: Sequence[int], size: int) -> float:
-        """Train on the micro-batches `indices` of that step's global batch of `size`."""
+    def step(self, step: int, share: Sequence[int] | Share, size: int) -> float:
+        """Train on the micro-batches `share` of that step's global batch of `size`."""
+        indices = share.indices if isinstance(share, Share) else share
         if len(indices) != self._count:
             self.rebuild(len(indices))
         tokens = sum(self.batches.tokens(step, index) for index in range(size))
@@ -127,7 +132,11 @@ class Trainer:
             self.stage.dropout_seeds = [
                 seed_of(self.seed, step, index, self.grid.stage) for index in indices
             ]
-        losses = self._run(batches)
+        losses = (
+            self._run_one_by_one(share, batches)
+            if self._pipeline is None
+            else (self._run_pipeline(self._pipeline, batches))
+        )
         self._reduce()
         loss = self._clip(losses)
         self.optimizer.step()
@@ -137,22 +146,25 @@ class Trainer:
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return token_loss(logits, targets) * self._weight
 
-    def _run(self, batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    def _run_one_by_one(self, share: Iterable[int], batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """Forward and backward; the losses. Iterating over a `Share` times each micro-batch."""
+        losses: list[torch.Tensor] = []
+        for _, (inputs, targets) in zip(share, batches, strict=True):
+            logits = self.stage(inputs.to(self.device))
+            loss = self._loss(logits, targets.to(self.device))
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
+            losses.append(loss.detach())
+        return losses
+
+    def _run_pipeline(self, pipeline: Schedule1F1B, batches: Sequence[Batch]) -> list[torch.Tensor]:
         """Forward and backward; the losses, at the last stage."""
         losses: list[torch.Tensor] = []
-        if self._pipeline is None:
-            for inputs, targets in batches:
-                logits = self.stage(inputs.to(self.device))
-                loss = self._loss(logits, targets.to(self.device))
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's
-                losses.append(loss.detach())
-            return losses
         first = [torch.cat([rows for rows, _ in batches]).to(self.device)]
         wanted: dict[str, Any] = {}
         if self.stage.is_last:
             targets = torch.cat([rows for _, rows in batches]).to(self.device)
             wanted = {"target": targets, "losses": losses}
-        self._pipeline.step(*(first if self.stage.is_first else ()), return_outputs=False, **wanted)
+        pipeline.step(*(first if self.stage.is_first else ()), return_outputs=False, **wanted)
         return [loss.detach() for loss in losses]
 
     def _gradients(self) -> list[torch.Tensor]:
