@@ -326,6 +326,38 @@ def test_two_workers_of_one_contended_host_are_one_finding() -> None:
     assert job_cause(told) == "several at once: CPU contention, device degradation"
 
 
+def test_a_host_of_workers_is_looked_at_one_by_one() -> None:
+    """A benchmark of the host is slow under a quota as well; only the worker it holds is named."""
+    host = Finding(what="host", slowdown=1.4, ranks=(3, 4, 5), host="h1")
+    body = node(
+        "n1",
+        ranks={
+            3: {**HEALTHY, "throttled_cores": step(0.0, 0.3)},
+            4: {**HEALTHY, "runqueue_cores": step(0.01, 0.3)},
+            5: HEALTHY,
+        },
+    )
+    told = explain_all([host, _device(3, slowdown=1.6)], [body], onset_t=ONSET_T, relief_t=RELIEF_T)
+    assert [(f.what, f.ranks, f.slowdown, f.cause) for f in told] == [
+        ("device", (3,), 1.6, "device degradation (quota)"),
+        ("host", (4,), 1.4, "CPU contention"),
+    ]
+    calm = node("n1", ranks=dict.fromkeys((3, 4, 5), HEALTHY))
+    (unknown,) = explain_all([host], [calm], onset_t=ONSET_T)
+    assert (unknown.what, unknown.ranks, unknown.cause) == ("host", (3, 4, 5), "")
+
+
+def test_a_host_of_gpus_is_one() -> None:
+    host = Finding(what="host", slowdown=1.4, ranks=(3, 4), host="h1")
+    body = node(
+        "n1",
+        ranks={3: {**HEALTHY, "runqueue_cores": step(0.01, 0.3)}, 4: HEALTHY},
+        gpus={0: [3], 1: [4]},
+    )
+    (told,) = explain_all([host], [body], onset_t=ONSET_T, relief_t=RELIEF_T)
+    assert (told.what, told.ranks, told.cause) == ("host", (3, 4), "CPU contention")
+
+
 def test_one_worker_hit_twice_has_several_causes() -> None:
     told = _explain(
         _device(),

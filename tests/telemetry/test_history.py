@@ -75,13 +75,25 @@ def test_a_flood_of_names_is_cut_off() -> None:
     assert len(history.window().series) == 4096
 
 
-def test_shrinking_averages_neighbours_and_skips_gaps() -> None:
-    x = np.array([1.0, 3.0, np.nan, 5.0, np.nan, np.nan, 8.0])
-    window = Window(np.arange(7.0), {"x": x}).shrunk(4)
-    assert list(window.t) == [0.5, 2.5, 4.5, 6.0]
+def test_shrinking_averages_what_is_old_and_skips_gaps() -> None:
+    x = np.array([1.0, 3.0, np.nan, 5.0, np.nan, np.nan, 8.0, 9.0, np.nan, 11.0])
+    window = Window(np.arange(10.0), {"x": x}).shrunk(6)
+    assert list(window.t) == [1.0, 4.0, 6.0, 7.0, 8.0, 9.0]
     assert list(window.series["x"][:2]) == [2.0, 5.0]
-    assert isnan(window.series["x"][2])
-    assert window.series["x"][3] == 8.0
+    assert list(window.series["x"][2:4]) == [8.0, 9.0]
+    assert isnan(window.series["x"][4])
+    assert window.series["x"][5] == 11.0
+
+
+@given(n=st.integers(0, 700), points=st.integers(2, 150))
+def test_a_shrunk_window_is_short_enough_and_keeps_the_newest(n: int, points: int) -> None:
+    t = np.arange(float(n))
+    window = Window(t, {"x": 2 * t}).shrunk(points)
+    assert len(window.t) <= points
+    assert n <= points or len(window.t) > points // 2
+    assert list(window.t[-(points // 2) :]) == list(t[-(points // 2) :])
+    assert list(window.series["x"]) == list(2 * window.t)
+    assert list(window.t) == sorted(set(window.t))
 
 
 def test_an_empty_history_gives_an_empty_window() -> None:

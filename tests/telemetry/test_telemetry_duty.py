@@ -81,8 +81,9 @@ def test_a_window_is_what_was_asked_for() -> None:
     assert body["series"] == {"x": [float(s) for s in range(100, 200)]}
     assert body["steady"] == {"one": 1.0}
     whole = collector.report(since_t=None, until_t=None, interval_s=1.0)
-    assert len(whole["t"]) == 100  # means of three
-    assert whole["series"]["x"][0] == 1.0
+    assert len(whole["t"]) == 120
+    assert whole["series"]["x"][0] == 1.5  # of the first four
+    assert whole["series"]["x"][60:] == [float(s) for s in range(240, 300)]
 
 
 def test_ranks_stand_apart() -> None:

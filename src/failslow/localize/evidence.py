@@ -102,13 +102,23 @@ def explain_all(
     onset_t: float,
     relief_t: float | None = None,
 ) -> tuple[Finding, ...]:
-    """`explain` of each; what turned out to be the same host several times is one finding of it."""
-    found: dict[str, Finding] = {}
+    """`explain` of each; what turned out to be the same component several times is one finding.
+
+    A host of workers that compute on the CPU is looked at worker by worker: what holds one of them
+    by its quota is that worker's "device", and a worker that nothing holds is not accused.
+    """
+    nodes = [NodeWindow.of(body) for body in windows]
+    told = partial(explain, windows=windows, onset_t=onset_t, relief_t=relief_t)
+    united: dict[str, Finding] = {}
     for finding in findings:
-        told = explain(finding, windows, onset_t=onset_t, relief_t=relief_t)
-        other = found.get(told.key) if told.what == "host" and told.host else None
-        found[told.key] = told if other is None else _united(other, told)
-    return tuple(found.values())
+        each = [told(finding)]
+        if finding.what == "host" and len(finding.ranks) > 1 and not _is_gpu(finding, nodes):
+            parts = [told(replace(finding, ranks=(rank,))) for rank in finding.ranks]
+            each = [part for part in parts if part.cause] or each
+        for part in each:
+            other = united.get(part.key)
+            united[part.key] = part if other is None else _united(other, part)
+    return tuple(united.values())
 
 
 def job_cause(findings: Sequence[Finding]) -> str:

@@ -14,8 +14,9 @@ None):
      "gpus":{"0":{"name":"NVIDIA H200","ranks":[3]}}, "addresses":["10.77.0.1"],
      "missing":["no NVML: the module pynvml is not installed"]}
 
-`t` holds at most 120 times (epoch seconds by the node's clock; longer windows are averaged), and
-every list as many values, null where there was none. A series that did not change in the window is
+`t` holds at most 120 times (epoch seconds by the node's clock; of a longer window the last 60 are
+as sampled and the older ones averages, so that steps between times differ), and every list as many
+values, null where there was none. A series that did not change in the window is
 one number under `steady`. Names are `<source>/<what>` or `<source>/<which>/<what>`; units are their
 endings: `_share` 0..1 of the time, `_s` seconds, `_c` °C, `_w` watts, `_mhz`, `_per_s`, `_cores`
 CPU seconds a second, `_cv` standard deviation over mean; without one it is a plain number. What the

@@ -38,17 +38,22 @@ class Window:
     """By name, shape (n,); NaN where there was no value."""
 
     def shrunk(self, points: int) -> Window:
-        """At most `points` times: means over equal numbers of neighbours."""
+        """At most `points` times, at least 2: of what is too long the newest half of the points
+        stays as it is, and the older is averaged over equal numbers of neighbours. An onset is
+        explained seconds after it, with minutes before to compare to."""
         n = len(self.t)
-        each = -(-n // points) if n else 1
-        if each <= 1:
+        if n <= points:
             return self
-        rows = np.full((1 + len(self.series), -(-n // each) * each), np.nan)
-        rows[:, :n] = [self.t, *self.series.values()]
+        fine = points // 2
+        each = -(-(n - fine) // (points - fine))
+        rows = np.array([self.t, *self.series.values()])
+        old = np.full((len(rows), -(-(n - fine) // each) * each), np.nan)
+        old[:, : n - fine] = rows[:, : n - fine]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a mean of nothing is nothing
-            means = np.nanmean(rows.reshape(len(rows), -1, each), axis=2)
-        return Window(means[0], dict(zip(self.series, means[1:], strict=True)))
+            means = np.nanmean(old.reshape(len(rows), -1, each), axis=2)
+        joined = np.concatenate([means, rows[:, n - fine :]], axis=1)
+        return Window(joined[0], dict(zip(self.series, joined[1:], strict=True)))
 
 
 class History:
