@@ -44,7 +44,14 @@ time.sleep(600)
 class Launched:
     """A supervised command in a thread of its own."""
 
-    def __init__(self, folder: Path, *command: str, node: str = "gpu-1", limit: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *command: str,
+        node: str = "gpu-1",
+        limit: int = 2,
+        late_s: float = 0.3,
+    ) -> None:
         self.folder, self.node, self.said = folder, node, list[str]()
         self.code: int | None = None
         self._supervised = Supervised(
@@ -56,6 +63,7 @@ class Launched:
             say=self.said.append,
             grace_s=0.5,
             backoff_s=0.05,
+            late_s=late_s,
         )
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -104,6 +112,17 @@ def test_others_go_on_and_are_started_again_if_their_command_fails(tmp_path: Pat
     (tmp_path / "go").touch()
     assert job.end() == 0
     assert starts(tmp_path) == 3
+
+
+def test_a_job_that_was_saved_and_ended_well_is_started_again(tmp_path: Path) -> None:
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "0", late_s=20.0)
+    until(lambda: starts(tmp_path) == 1)
+    time.sleep(0.3)  # it has ended meanwhile: the order comes late
+    job.order("gpu-3")
+    until(lambda: starts(tmp_path) == 2)
+    job.order("gpu-1", id="e1-2")
+    assert job.end() == 0
+    assert starts(tmp_path) == 2
 
 
 def test_a_restart_that_fails_is_given_up_after_the_limit_and_said(tmp_path: Path) -> None:

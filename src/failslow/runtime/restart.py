@@ -5,10 +5,9 @@ the run's folder. Out: the command's exit code.
 
     restart-gpu-17.json  {"id":"e1745735301-4","evict":["gpu-3"],"why":"device rank 25 x1.84"}
 
-The training itself was saved before the order came. The node that is left out ends its command and
-stays away. On the others an elastic launcher (torchrun --nnodes MIN:MAX) sees the node go, and
-starts the workers again with those that are left, or with a spare that waits; one that cannot, and
-ends instead, is started again here, at most N times.
+The training saved itself and ended before the order came. The node that is left out stays away; on
+the others the command is started again, at most N times, with those that are left or a spare
+(torchrun --nnodes MIN:MAX), and goes on from the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ __all__ = ["RestartOrder", "Supervised", "leave_order", "read_order", "restart_f
 
 _LOOK_S = 0.2
 _GRACE_S = 30.0
+_LATE_S = 10.0
+"""An order may come so long after the command has ended well."""
 _RECENT_S = 900.0
 """A command that fails so long after an order fails because of it."""
 _BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
@@ -104,12 +105,15 @@ class Supervised:
         say: Callable[[str], None],
         grace_s: float = _GRACE_S,
         backoff_s: float = _BACKOFF_S,
+        late_s: float = _LATE_S,
     ) -> None:
         self._command, self._environ = list(command), dict(environ)
         self._folder, self._node, self._limit, self._say = folder, node, limit, say
-        self._grace_s, self._backoff_s = grace_s, backoff_s
+        self._grace_s, self._backoff_s, self._late_s = grace_s, backoff_s, late_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_by = 0
+        self._told = False
+        """An order came since the last start."""
         earlier = read_order(folder, node)
         self._done = earlier.id if earlier else ""
         """Id of the last order seen: one of an earlier run is none of ours."""
@@ -137,8 +141,8 @@ class Supervised:
             code = self._watch()
             if code is None:
                 return 0  # left out of the job: nothing of it has failed
-            ordered = time.monotonic() - self._ordered_s < _RECENT_S
-            if code == 0 or self._stop_signal() or not ordered:
+            again = self._told or (code != 0 and self._is_recent())
+            if self._stop_signal() or not again:
                 return code
             if starts >= self._limit:
                 self._say(
@@ -146,9 +150,9 @@ class Supervised:
                     f"{code} after {starts} more starts, and is left stopped; its last checkpoint "
                     "is as it was, start it by hand"
                 )
-                return code
+                return code or 1
             starts += 1
-            wait_s = min(_MAX_BACKOFF_S, self._backoff_s * 2 ** (starts - 1))
+            wait_s = 0.0 if code == 0 else min(_MAX_BACKOFF_S, self._backoff_s * 2 ** (starts - 1))
             self._say(
                 f"the command ended with {code}; it is started again in {wait_s:g} s "
                 f"({starts} of {self._limit})"
@@ -159,22 +163,36 @@ class Supervised:
                 if self._stop_signal():
                     return 128 + self._stop_signal()
 
+    def _is_recent(self) -> bool:
+        return time.monotonic() - self._ordered_s < _RECENT_S
+
     def _start(self) -> None:
+        self._told = False
         self._process = subprocess.Popen(self._command, env=self._environ)
 
     def _watch(self) -> int | None:
         """The command's exit code once it has ended; None when this node was left out."""
         assert self._process is not None
+        ended: int | None = None
+        until_s = 0.0
         while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(_LOOK_S)
-                return 128 - code if code < 0 else code
+            if ended is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = self._process.wait(_LOOK_S)
+                    ended = 128 - code if code < 0 else code
+                    # a job that was saved to be started again ends well before the order is here
+                    until_s = time.monotonic() + (self._late_s if ended == 0 else 0.0)
+            elif time.monotonic() >= until_s or self._told:
+                return ended
+            else:
+                time.sleep(_LOOK_S / 4)
             order = read_order(self._folder, self._node)
             if order is None or order.id == self._done:
                 continue
             self._done, self._ordered_s = order.id, time.monotonic()
             without = ", ".join(order.evict)
             if self._node not in order.evict:
+                self._told = True
                 self._say(f"the job starts again without {without} ({order.why})")
                 continue
             self._say(
