@@ -37,8 +37,12 @@ class Reading:
     value_s: float
     noise: float = 0.0
     """Standard error over the value, by the spread of its samples."""
+    doubt: float = 0.0
+    """The same of this reading alone, from what else is known about it."""
     low_s: float | None = None
     """The fastest sample: must be slow as well, where it is given."""
+    excused: float = 0.0
+    """Share of the fastest sample's time that something else took."""
     at_least: bool = False
     """It was cut off: it would have taken longer."""
 
@@ -100,10 +104,12 @@ def compare(
         reading, before = now[key], reference.get(key)
         threshold, is_slow = math.inf, False
         if level is not None:
-            threshold = max(math.log(limits.peers), limits.sigmas * level.sigma)
+            sigma = math.hypot(level.sigma, reading.doubt)
+            threshold = max(math.log(limits.peers), limits.sigmas * sigma)
             is_slow = reading.log - level.center > threshold
         if before is not None:
-            change_limit = max(math.log(limits.reference), limits.sigmas * drift.sigma)
+            sigma = math.hypot(drift.sigma, reading.doubt, before.doubt)
+            change_limit = max(math.log(limits.reference), limits.sigmas * sigma)
             above = math.inf if level is None else reading.log - level.center
             # "slower than it was" must not mean "it was lucky then"
             is_slow |= changes[key] > change_limit and above > 0.5 * change_limit
@@ -157,7 +163,10 @@ def _low_is_slow(
         if any(r.low_s for r in readings.values())
     ]
     low_s = now[key].low_s
-    return low_s is None or math.log(low_s) - min(lows) > least
+    if low_s is None:
+        return True
+    sure_s = low_s * (1.0 - now[key].excused)
+    return sure_s > 0.0 and math.log(sure_s) - min(lows) > least
 
 
 def _level(readings: Mapping[K, Reading]) -> _Level:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from failslow.localize.levels import Reading
@@ -29,6 +29,8 @@ _MOST_COUNTED = 25
 _FEW = (1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107)
 """What a median absolute deviation of so many samples falls short of that of many (Croux and
 Rousseeuw, 1992)."""
+_CROWD_DOUBT = 0.2
+"""Who waits for a core finds its caches cold: running, too, takes longer, by an unknown factor."""
 _STOPPED_SHARE = 0.03
 """Time neither run nor waited for a core, below which it is the books' own error."""
 
@@ -75,7 +77,6 @@ class LinkReading:
     receiver: int
     size_bytes: int
     reading: Reading
-    stage: int = field(default=0)
 
 
 def gemm_readings(results: Iterable[Result], ranks: Container[int]) -> list[GemmReading]:
@@ -118,6 +119,12 @@ def host_readings(results: Iterable[Result], ranks: Container[int]) -> list[Host
 
 def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[LinkReading]:
     """The transfers among the results; those cut off are so marked."""
+    results = list(results)
+    waited = {  # of the sending side
+        (result.get("stage"), result.get("rank"), result.get("peer")): result.get("waited")
+        for result in results
+        if result.get("do") == "p2p" and result.get("by") == result.get("rank")
+    }
     found = []
     for result in results:
         sender, receiver = _rank(result, "rank", ranks), _rank(result, "peer", ranks)
@@ -129,7 +136,11 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
         if _typical(result) is not None and (middle_s := _positive(result.get("median_s"))):
             # few samples: the middle one, and the fastest must be slow as well
             low_s = _positive(result.get("min_s"))
-            reading = Reading(middle_s, noise=_noise(result), low_s=low_s)
+            theirs = waited.get((result.get("stage"), sender, receiver))
+            excused = (_positive(result.get("waited")) or 0.0) + (_positive(theirs) or 0.0)
+            reading = Reading(
+                middle_s, noise=_noise(result), low_s=low_s, excused=min(1.0, excused)
+            )
         elif (at_least_s := _positive(result.get("at_least_s"))) is not None:
             reading = Reading(at_least_s, at_least=True)
         else:
@@ -174,6 +185,7 @@ class _Books:
         return Reading(
             self.own_s / repeats,
             noise=_noise(result),
+            doubt=_CROWD_DOUBT * self.others_s / self.wall_s,
             low_s=None if low_s is None else low_s * self.own_s / self.cpu_s,
         )
 

@@ -31,16 +31,20 @@ class Account:
     cpu_s: float
     """Of this thread."""
     queued_s: float
-    """Ready to run, but not running, of the thread of this process that waited longest; time held
-    by a quota is in it."""
+    """Ready to run, but not running; time held by a quota is in it."""
     throttled_s: float
     """Held by the quota of a control group the process is in."""
 
 
 class Books:
-    """Opens at construction; `close` gives the account since then."""
+    """Opens at construction; `close` gives the account since then.
 
-    def __init__(self) -> None:
+    every_thread: what any thread of the process waited counts, together; else that of the thread
+    that waited longest among those that take part in the work.
+    """
+
+    def __init__(self, *, every_thread: bool = False) -> None:
+        self._every_thread = every_thread
         self._quotas = tuple(_quota_files())
         self._queued = _queued_s()
         self._throttled_s = self._read_throttled()
@@ -52,11 +56,12 @@ class Books:
         now, none = _queued_s(), (0.0, 0.0)
         ran = {task: now[task][0] - self._queued.get(task, none)[0] for task in now}
         most = max(ran.values(), default=0.0)
-        # only threads that took part: a loader's that waits for a core slows nobody here
-        queued_s = max(
-            (now[t][1] - self._queued.get(t, none)[1] for t in now if ran[t] >= 0.5 * most),
-            default=0.0,
-        )
+        waited = {task: now[task][1] - self._queued.get(task, none)[1] for task in now}
+        if self._every_thread:
+            queued_s = sum(waited.values())
+        else:
+            # only threads that took part: a loader's that waits for a core slows nobody here
+            queued_s = max((waited[t] for t in now if ran[t] >= 0.5 * most), default=0.0)
         throttled_s = self._read_throttled() - self._throttled_s
         return Account(wall_s, cpu_s, max(0.0, queued_s), max(0.0, throttled_s))
 

@@ -160,9 +160,9 @@ class _Run:
         broken = True
         try:
             if self.rank == sender:
-                send_all(channel, sizes_bytes=sizes, until_s=until_s, device=device)
+                waited = send_all(channel, sizes_bytes=sizes, until_s=until_s, device=device)
                 broken = False
-                return []
+                return [waited]
             results = receive_all(
                 channel,
                 sizes_bytes=sizes,

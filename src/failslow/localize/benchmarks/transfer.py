@@ -2,7 +2,11 @@
 
 In: two workers and their channel. Out: one result a size, made by the receiving side:
 
-    {"size_bytes":4194304,"seconds":0.0341,"min_s":0.0339,"median_s":0.0341,"repeats":3,…}
+    {"size_bytes":4194304,"seconds":0.0341,"min_s":0.0339,"median_s":0.0341,"repeats":3,
+     "waited":0.02,…}
+
+waited: the share of that time in which the process waited for a core; then it was not the link
+that was slow. The sending side reports its own.
 
 The receiver asks for each message by its size and times it from asking to having it, so the two
 clocks are never compared, and a worker that is scheduled late makes a message look longer, never
@@ -21,9 +25,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from failslow.localize.benchmarks.accounts import Books
 from failslow.localize.benchmarks.compute import summarize
 
 __all__ = ["Channel", "open_channel", "receive_all", "send_all"]
+
+_LEAST_TELLING = 64 * 1024
+"""Bytes from which the time of a message is that of its transfer, not of setting out."""
 
 
 class Channel(Protocol):
@@ -107,18 +115,19 @@ class _NcclChannel:
 
 def send_all(
     channel: Channel, *, sizes_bytes: Sequence[int], until_s: float, device: torch.device
-) -> None:
+) -> dict[str, Any]:
     """Send what the other side asks for until it asks for nothing. Raises RuntimeError.
 
     until_s: on the clock of time.perf_counter.
     """
     buffer = torch.ones(max(sizes_bytes), dtype=torch.uint8, device=device)
     asked = torch.zeros(1, dtype=torch.int64, device=device)
+    books = Books(every_thread=True)
     while True:
         channel.receive(asked, until_s - time.perf_counter())
         size = int(asked.item())
         if not 0 < size <= len(buffer):
-            return
+            return {"waited": _waited(books)}
         channel.send(buffer[:size], until_s - time.perf_counter())
 
 
@@ -149,19 +158,21 @@ def receive_all(
     results: list[dict[str, Any]] = []
     size, begin_s = sizes[0], time.perf_counter()
     try:
-        last_s = ask(size)  # not counted: connections start slowly
-        last_size = size
+        fastest_s, fastest_size = ask(size), size  # not counted: connections start slowly
         for size in sizes:
             times_s: list[float] = []
+            books = Books(every_thread=True)
             for _ in range(repeats):
                 begin_s = time.perf_counter()
-                # as it went just now: better to stop in time than to be cut off
-                if begin_s + 0.9 * last_s * size / last_size > until_s:
+                # better to stop in time than to be cut off; small ones say little of large ones
+                growth = size / fastest_size if fastest_size >= _LEAST_TELLING else 1.0
+                if begin_s + 0.9 * fastest_s * growth > until_s:
                     break
-                last_s, last_size = ask(size), size
-                times_s.append(last_s)
+                times_s.append(ask(size))
             if times_s:
-                results.append({"size_bytes": size, **summarize(times_s), "error": ""})
+                fastest_s, fastest_size = min(times_s), size
+                result = {"size_bytes": size, **summarize(times_s), "waited": _waited(books)}
+                results.append({**result, "error": ""})
             if len(times_s) < repeats:
                 break
         ask(0)
@@ -175,3 +186,8 @@ def receive_all(
             }
         )
     return results
+
+
+def _waited(books: Books) -> float:
+    account = books.close()
+    return round(min(1.0, account.queued_s / max(1e-9, account.wall_s)), 3)

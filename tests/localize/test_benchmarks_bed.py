@@ -1,0 +1,98 @@
+"""Real links and quotas on made-up nodes: what a pause measures tells the culprits apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.localize.benching import JOB, Bench
+from tests.testbed import TestBed
+
+from failslow.inject import congest, throttle
+from failslow.localize.judge import judge
+from failslow.localize.script import WorkerPlace, plan, reference_script
+from failslow.records import Diagnosis, Suspect, Verdict
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class Nodes:
+    """A bed whose job runs scripts, and the healthy results it gave at first."""
+
+    def __init__(self, bed: TestBed, job: Bench) -> None:
+        self.bed, self.job = bed, job
+        self.workers = job.places()
+        self.healthy = job.run(reference_script(self.workers))
+
+    def verdict(self, diagnosis: Diagnosis | None = None) -> Verdict:
+        results = self.job.run(plan(diagnosis, self.workers))
+        found = judge(results, self.healthy, self.workers, episode="e")
+        (self.bed.folder / "last.json").write_text(json.dumps(results))
+        return found
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    if reason := TestBed.available():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("bed")
+    with TestBed(nodes=4, egress_mbit=1000, folder=folder) as bed:
+        bed.launch(JOB, args=[str(folder)])
+        job = Bench(folder, 4)
+        yield Nodes(bed, job)
+        job.stop()
+        bed.wait(60)
+
+
+def named(found: Verdict) -> set[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Devices and links. (What else this machine does is rightly called host contention.)"""
+    return {(f.what, f.ranks, f.peer_ranks) for f in found.findings if f.what != "host"}
+
+
+def test_places_are_those_of_the_nodes(nodes: Nodes) -> None:
+    assert [w.node for w in nodes.workers] == [n.namespace for n in nodes.bed.nodes]
+    assert {w.nic for w in nodes.workers} == {"eth0"}
+    assert isinstance(nodes.workers[0], WorkerPlace)
+
+
+def test_healthy_nodes_are_accused_of_nothing(nodes: Nodes) -> None:
+    found = nodes.verdict()
+    assert named(found) == set(), found
+
+
+@pytest.mark.parametrize("rate_mbit", [100, 480])
+def test_one_directed_link_is_told(nodes: Nodes, rate_mbit: float) -> None:
+    one, two = nodes.bed.nodes[1], nodes.bed.nodes[2]
+    group = Suspect(
+        what="group", ranks=(0, 1, 2, 3), slowdown=2.0, extra_s=0.1, score=0.9, label="default"
+    )
+    with congest(one.namespace, "eth0", rate_mbit, dst=two.address):
+        found = nodes.verdict(Diagnosis(episode="e", suspects=(group,)))
+    assert named(found) == {("link", (1,), (2,))}, found
+    (link,) = (f for f in found.findings if f.what == "link")
+    assert (link.host, link.peer_host, link.nic) == (one.namespace, two.namespace, "eth0")
+    assert link.slowdown == pytest.approx(1000 / rate_mbit, rel=0.35)
+
+
+def test_a_nodes_egress_is_told_from_a_link(nodes: Nodes) -> None:
+    node = nodes.bed.nodes[3]
+    with congest(node.namespace, "eth0", 300):
+        found = nodes.verdict()
+    assert named(found) == {("link", (3,), ())}, found
+    (card,) = (f for f in found.findings if f.what == "link")
+    assert card.host == node.namespace
+    assert card.slowdown == pytest.approx(1000 / 300, rel=0.35)
+
+
+def test_a_throttled_worker_and_a_slow_link_are_both_told(nodes: Nodes) -> None:
+    zero, one = nodes.bed.nodes[0], nodes.bed.nodes[1]
+    with (
+        throttle(nodes.bed.workers[2].pid, to=0.3),
+        congest(zero.namespace, "eth0", 100, dst=one.address),
+    ):
+        found = nodes.verdict()
+    assert named(found) == {("device", (2,), ()), ("link", (0,), (1,))}, found
+    (device,) = (f for f in found.findings if f.what == "device")
+    assert device.slowdown == pytest.approx(1 / 0.3, rel=0.35)
+    assert "a quota held the process" in device.evidence[0]
