@@ -140,8 +140,9 @@ def watched(
     work_ms: float = 60.0,
     environ: Mapping[str, str] | None = None,
     command: Sequence[str] | None = None,
+    script: Path = TRAIN,
 ) -> Iterator[WatchedJob]:
-    """Start the ranks of `train.py` with FAILSLOW=1 in their environment and no more.
+    """Start the ranks of a script with FAILSLOW=1 in their environment and no more.
 
     command: started once instead of a Python a rank; a launcher.
     """
@@ -178,7 +179,7 @@ def watched(
                 with (folder / f"out{len(job.processes)}.txt").open("wb") as out:
                     job.processes.append(
                         subprocess.Popen(
-                            [*_FIRST, *(command or [sys.executable, str(TRAIN)])],
+                            [*_FIRST, *(command or [sys.executable, str(script)])],
                             env={**common, **rank},
                             stdout=out,
                             stderr=subprocess.STDOUT,

@@ -13,13 +13,14 @@ from failslow.track import Tracker
 @pytest.mark.parametrize("skew_s", [0.0, 1.5], ids=["together", "the-first-to-go-on"])
 @pytest.mark.parametrize("marked", [True, False], ids=["marks", "calls"])
 @pytest.mark.parametrize("program", [fsdp(4), hybrid(4)], ids=["fsdp", "hybrid"])
-def test_an_iteration_in_which_the_worker_stood_still_gives_no_sample(
+def test_an_iteration_in_which_the_worker_stood_still_is_as_long_as_usual(
     program: list[Call], marked: bool, skew_s: float
 ) -> None:
-    played = play([start_up(), *[Stretch(program, rest=0.2)] * 80], noise=0.01)
+    played = play([start_up(), *[Stretch(program, rest=0.2)] * 60], noise=0.01)
     calls = played.calls if marked else played.unmarked
     begin = len(calls) // 2
-    for at in range(begin, begin + len(program) + marked):  # before each call of an iteration
+    last = begin + len(program) + marked
+    for at in {*range(begin, last, 5), last - 1}:  # before this call of an iteration
         stream, pause_ns, skew_ns = calls.copy(), 2_000_000_000, round(skew_s * 1e9)
         stood = np.zeros(1, stream.dtype)
         stood["kind"] = KIND_PAUSE
@@ -38,7 +39,7 @@ def test_an_iteration_in_which_the_worker_stood_still_gives_no_sample(
         assert max(durations) < 0.13, at
         assert min(durations) > 0.07, at
         steps = [sample.step for sample in samples]
-        # the iteration is counted all the same
-        assert 1 <= steps[-1] + 1 - len(steps) <= 2, at
-        assert steps[-1] + 1 >= 78
+        assert steps == list(range(steps[0], steps[0] + len(steps))), at
+        assert len(steps) >= 57
+        assert sum(sample.compute_s is None for sample in samples) >= 1
         assert {sample.run for sample in samples} == {0}

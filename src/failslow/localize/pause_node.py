@@ -19,7 +19,6 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from failslow.localize.pause_worker import TOPIC
@@ -87,22 +86,26 @@ class _Pace:
     """How a worker's calls on one group come along."""
 
     def __init__(self) -> None:
-        self._changes: deque[tuple[float, int]] = deque(maxlen=_KEPT)
+        self._changes: deque[tuple[float, int, float]] = deque(maxlen=_KEPT)
+        """(when the count was seen to rise, to what, seconds since it rose before)."""
         self._seen = -1
+        self._stood = False
 
-    def see(self, count: int, now_s: float) -> None:
+    def see(self, count: int, now_s: float, *, stands: bool) -> None:
+        """stands: the worker is held by a pause, which says nothing of its pace."""
+        self._stood = self._stood or stands
         if count < self._seen:  # the group was made anew
             self._changes.clear()
             self._seen = -1
         if count != self._seen:
             if self._seen >= 0:
-                self._changes.append((now_s, count))
-            self._seen = count
+                since_s = now_s - self._changes[-1][0] if self._changes else 0.0
+                self._changes.append((now_s, count, 0.0 if self._stood else since_s))
+            self._seen, self._stood = count, stands
 
     def gap_s(self) -> float:
         """The longest time without a call."""
-        times = [t for t, _ in self._changes]
-        return max((b - a for a, b in pairwise(times)), default=0.0)
+        return max((gap_s for _, _, gap_s in self._changes), default=0.0)
 
     def moves(self, now_s: float) -> bool:
         """Whether calls can be expected to go on coming."""
@@ -112,9 +115,9 @@ class _Pace:
 
     def most(self, window_s: float) -> int:
         """The most calls that were made within `window_s`."""
-        best, first = 0, 0
         changes = list(self._changes)
-        for t, count in changes:
+        best, first = 0, 0
+        for t, count, _ in changes:
             while t - changes[first][0] > window_s:
                 first += 1
             # what rose at `first` was made since the look before it
@@ -130,6 +133,8 @@ class _Part:
     at: int
     number: int
     said: set[str] = field(default_factory=set)
+    calls: int = 0
+    """How many it had made when it was last looked at."""
     past_s: float | None = None
     """Since when its count has been seen beyond the boundary."""
     over: bool = False
@@ -198,8 +203,10 @@ class PauseNode:
         """What to do now, in this order. Again at once, with fresh views, after arming."""
         self._views = {view.rank: view for view in views}
         for view in views:
+            stands = "ready" in self._parts[view.rank].said if view.rank in self._parts else False
             for group in view.counts:
-                self._paces.setdefault((view.rank, group.key), _Pace()).see(group.calls, now_s)
+                pace = self._paces.setdefault((view.rank, group.key), _Pace())
+                pace.see(group.calls, now_s, stands=stands)
         for survey in self._surveys:
             for view in views:
                 self._answer(view, survey, now_s)
@@ -249,7 +256,7 @@ class PauseNode:
                 self._out.append(Tell(rank, {"say": "gone", "id": self._id}))
                 continue
             self._out.append(Attend(rank))
-            if "armed" not in part.said and "ready" not in part.said:
+            if "ready" not in part.said:
                 self._watch(rank, part, view, now_s)
         if now_s > self._until_s and not self._committed:
             self._drop(now_s)
@@ -259,16 +266,24 @@ class PauseNode:
     def _watch(self, rank: int, part: _Part, view: WorkerView, now_s: float) -> None:
         """Whether the worker was armed in time, by its own count."""
         count = next((c.calls for c in view.counts if c.number == part.number), 0)
-        if count < part.at:
+        before, part.calls = part.calls, count
+        if count < before:  # the group was made anew, and counts begin anew with it
+            self._late(rank, part, count, now_s)
+        elif "armed" in part.said:
+            return
+        elif count < part.at:
             part.said.add("armed")
             self._out.append(Tell(rank, {"say": "armed", "id": self._id, "count": count}))
         elif part.past_s is None:
             part.past_s = now_s
         elif now_s - part.past_s > _GRACE_S:
-            part.over = True
-            late = {"say": "late", "id": self._id, "count": count, "at": part.at}
-            self._out.append(Tell(rank, late))
-            self._post(rank, {"do": "release"}, self._id, now_s)
+            self._late(rank, part, count, now_s)
+
+    def _late(self, rank: int, part: _Part, count: int, now_s: float) -> None:
+        part.over = True
+        late = {"say": "late", "id": self._id, "count": count, "at": part.at}
+        self._out.append(Tell(rank, late))
+        self._post(rank, {"do": "release"}, self._id, now_s)
 
     def _drop(self, now_s: float) -> None:
         """Let go all who are not yet out of the pause in hand."""

@@ -47,9 +47,10 @@ class SampleMaker:
             self._pauses.append((start_s, end_s))
 
     def stood(self, start_ns: int, end_ns: int) -> None:
-        """This worker was made to stand still: that iteration gives no sample.
+        """This worker was made to stand still: that iteration is taken to be as long as usual.
 
-        Cutting the time out would not do: who goes on first waits for the others in its next call.
+        Cutting the time out would not do: who came first had waited anyway, and who goes on first
+        waits for the others in its next call. Without a sample, its step would be missed.
         """
         self._stood.append((start_ns, end_ns))
 
@@ -83,7 +84,9 @@ class SampleMaker:
                 continue
             self.step = self.step + 1 if step is None else step
             if stood:
-                continue
+                if not self._recent_s:
+                    continue
+                paused_s = elapsed_s - median(self._recent_s)
             samples.append(self._sample(last, crossing, elapsed_s, paused_s, hidden_waits))
         return samples
 
@@ -99,7 +102,8 @@ class SampleMaker:
             self._work = work
         elif self._work is not None:
             work = self._work
-        self._recent_s.append(elapsed_s - paused_s)
+        if not paused_s:
+            self._recent_s.append(elapsed_s)
         self._sampled = True
         return StepSample(
             step=self.step,

@@ -104,9 +104,9 @@ class Tracker:
         """The iterations that ended in `calls`.
 
         calls: structured array with at least the columns of `CALL_COLUMNS`; of records of kind
-        pause the iterations are left out, other kinds are passed over. lost: records missing just before it. pauses: (start_s, end_s)
-        on the records' clock to leave out of the iterations; to be told no later than with the
-        records that follow them. Samples end on that clock too.
+        pause the iterations are left out, other kinds are passed over. lost: records missing just
+        before it. pauses: (start_s, end_s) on the records' clock to leave out of the iterations;
+        to be told no later than with the records that follow them. Samples end on that clock too.
         """
         for start_s, end_s in pauses:
             self._samples.pause(start_s, end_s)
