@@ -117,5 +117,6 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.cat([tensor.reshape(-1).cpu(), tensor.reshape(-1).cpu()]).view(torch.uint8)

@@ -163,7 +163,9 @@ def physical(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """The tensor's bytes as they lie, (size,) uint8; a copy only where there are gaps."""
     if not spec.size_bytes:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return tensor.permute(spec.order).contiguous().reshape(-1).view(torch.uint8)
+    lying = tensor.permute(spec.order).contiguous()
+    # a single element may have any stride, which `view` does not like
+    return lying.as_strided((lying.numel(),), (1,)).view(torch.uint8)
 
 
 def is_gapless(tensor: torch.Tensor, spec: TensorSpec) -> bool:

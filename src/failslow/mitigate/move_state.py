@@ -53,7 +53,8 @@ def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any
 
 @torch.no_grad()
 def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make a newly built model and optimizer of that place go on from `state`.
+    """Make a newly built model and optimizer of that place go on from `state`, whose tensors become
+    theirs.
 
     Raises MoveError where they are not those of that place: other names, shapes, or numbers.
     """
@@ -65,7 +66,10 @@ def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim
     for name, tensor in own.items():
         here, there = _local(tensor), state["tensors"][name]
         _same(f"shape of {name}", tuple(here.shape), tuple(there.shape))
-        here.copy_(there)
+        if here is tensor and here.dtype == there.dtype and here.device == there.device:
+            tensor.data = there  # what was received is the model's memory from now on
+        else:
+            here.copy_(there)
     for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(values)
     for parameter, values in zip(parameters, state["optimizer"], strict=True):

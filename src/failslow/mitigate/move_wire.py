@@ -10,7 +10,6 @@ notice. `move_fake.ThreadWire` is the in-process one.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -124,7 +123,10 @@ class GroupWire:
             operations.append(dist.P2POp(dist.irecv, *incoming, group=self._group))
         if outgoing is not None:
             operations.append(dist.P2POp(dist.isend, *outgoing, group=self._group))
-        works = dist.batch_isend_irecv(operations)
+        if self.device.type == "cpu":
+            works = [act.op(act.tensor, act.peer, group=self._group) for act in operations]
+        else:
+            works = dist.batch_isend_irecv(operations)
         # NCCL gives one work for the whole batch
         sent = None if outgoing is None else _GroupPending(works[-1], outgoing[0])
         received = None if incoming is None else _GroupPending(works[0], incoming[0])
@@ -133,12 +135,11 @@ class GroupWire:
     def gather(self, mine: bytes, limit_s: float) -> Sequence[bytes]:
         """An all-gather of small tensors."""
         record = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)
-        everyone = torch.empty(self.size * WORD_BYTES, dtype=torch.uint8, device=self.device)
-        work = dist.all_gather_into_tensor(everyone, record, group=self._group, async_op=True)
+        everyone = [torch.empty_like(record) for _ in range(self.size)]
+        work = dist.all_gather(everyone, record, group=self._group, async_op=True)
         assert work is not None
-        _GroupPending(work, everyone).wait(limit_s)
-        text = everyone.cpu().numpy().tobytes()
-        return [text[at : at + WORD_BYTES] for at in range(0, len(text), WORD_BYTES)]
+        _GroupPending(work, record).wait(limit_s)
+        return [theirs.cpu().numpy().tobytes() for theirs in everyone]
 
     def settle(self, *, commit: bool) -> bool:
         """The store's first value counts."""
@@ -179,5 +180,3 @@ def transfer_group(limit_s: float, *, backend: str | None = None) -> Iterator[di
         # one that failed may be past destroying, and must not hide why
         with suppress(Exception):
             dist.destroy_process_group(group)
-        del group
-        gc.collect()
