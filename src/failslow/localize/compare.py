@@ -16,9 +16,7 @@ and recv are such a call of two.) Where a root gives to all, only the root is wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +41,6 @@ Words = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-_FIELDS = attrgetter(
-    "group", "op", "size_bytes", "position", "peer", "calls", "duration_s", "least_s", "wait_s",
-    "hidden_s", "overlap", "label",
-)  # fmt: skip
 _NONE = -1
 
 
@@ -112,46 +106,40 @@ class Table:
 
     def _flatten(self) -> None:
         """Columns of a row a cell."""
-        rows: list[tuple[Any, ...]] = []
-        counts = []
-        for profile in self.profiles:
-            rows.extend(map(_FIELDS, profile.cells))
-            counts.append(len(profile.cells))
-        group, op, size, place, peer, calls, duration, least, wait, hidden, overlap, label = (
-            zip(*rows, strict=True) if rows else ((),) * 12
-        )
+        cells = [cell for profile in self.profiles for cell in profile.cells]
+        counts = [len(profile.cells) for profile in self.profiles]
         self.who = np.repeat(np.arange(len(counts)), counts)
-        self.index = np.arange(len(rows)) - np.repeat(np.cumsum([0, *counts])[:-1], counts)
+        self.index = np.arange(len(cells)) - np.repeat(np.cumsum([0, *counts])[:-1], counts)
         """Place among its worker's cells."""
-        self.gid = self._group_numbers(group)
-        self.labels = dict(zip(self.gid[::-1].tolist(), label[::-1], strict=True))
+        self.gid = self._group_numbers([cell.group for cell in cells])
+        first = np.unique(self.gid, return_index=True)[1].tolist()
+        self.labels = [cells[index].label for index in first]
         """What torch calls each group."""
-        self.op = numbers(op, self.ops)
-        self.size = np.array(size, np.int64)
-        self.place = np.array(place, np.int64)
-        self.peer = np.array([_NONE if p is None else p for p in peer], np.int64)
+        self.op = numbers([cell.op for cell in cells], self.ops)
+        self.size = np.array([cell.size_bytes for cell in cells], np.int64)
+        self.place = np.array([cell.position for cell in cells], np.int64)
+        peers = [_NONE if cell.peer is None else cell.peer for cell in cells]
+        self.peer = np.array(peers, np.int64)
+        calls = [cell.calls for cell in cells]
         iterations = np.array([max(p.iterations, 1) for p in self.profiles], np.int64)
         self.times = np.array(calls, np.float64) / iterations[self.who]
         """Calls an iteration makes of it."""
-        self.duration_s = np.array(duration, np.float64)  # None becomes nan
-        self.least_s = np.array(least, np.float64)
-        self.wait_s = np.array(wait, np.float64)
-        self.hidden_s = np.array(hidden, np.float64)
-        self.overlap = np.array(overlap, np.float64)
+        # None becomes nan
+        self.duration_s = np.array([cell.duration_s for cell in cells], np.float64)
+        self.least_s = np.array([cell.least_s for cell in cells], np.float64)
+        self.wait_s = np.array([cell.wait_s for cell in cells], np.float64)
+        self.hidden_s = np.array([cell.hidden_s for cell in cells], np.float64)
+        self.overlap = np.array([cell.overlap for cell in cells], np.float64)
 
-    def _group_numbers(self, column: Iterable[tuple[int, ...]]) -> Ints:
+    def _group_numbers(self, column: Sequence[tuple[int, ...]]) -> Ints:
         """A world of 10,000 is hashed once, not once a cell: equal groups mostly are one object."""
-        by_id: dict[int, int] = {}
-        by_value: dict[tuple[int, ...], int] = {}
-        numbers = []
-        for group in column:
-            number = by_id.get(id(group))
-            if number is None:
-                number = by_value.setdefault(group, len(by_value))
-                by_id[id(group)] = number
-            numbers.append(number)
-        self.groups = list(by_value)
-        return np.array(numbers, np.int64)
+        _, first, which = np.unique(
+            np.fromiter(map(id, column), np.int64, len(column)),
+            return_index=True,
+            return_inverse=True,
+        )
+        coded = numbers([column[index] for index in first.tolist()], self.groups)
+        return np.asarray(coded[which.reshape(-1)], np.int64)
 
     def _keys(self) -> None:
         """Number the calls: cells of equal number are one call as its ranks saw it."""
@@ -270,14 +258,14 @@ class Table:
     def _comparable(self, cells: Ints) -> Words:
         """Calls of equal number compare: the same message among as many workers, of the same
         device models, on as many hosts; of pairs, between workers of the same roles."""
-        roles = {int(r): int(role) for r, role in zip(self.rank, self.roles, strict=True)}
         hosts = dict(zip(self.rank.tolist(), self._host.tolist(), strict=True))
         devices = dict(zip(self.rank.tolist(), self._device.tolist(), strict=True))
         span = np.array([len({hosts.get(r, _NONE) for r in group}) for group in self.groups])
         model = numbers(frozenset(devices.get(r, _NONE) for r in group) for group in self.groups)
         paired = self.paired[cells]
-        src, dst = self.src[cells].tolist(), self.dst[cells].tolist()
-        near = [hosts.get(a, _NONE) == hosts.get(b, _NONE) for a, b in zip(src, dst, strict=True)]
+        src, dst = self._worker_of(self.src[cells]), self._worker_of(self.dst[cells])
+        roles, on = np.append(self.roles, _NONE), np.append(self._host, _NONE)
+        near = on[src] == on[dst]
         gid = self.gid[cells]
         return mix(
             self._op_or_pair[cells],
@@ -286,9 +274,16 @@ class Table:
             np.where(paired, 2, self._sizes[gid]),
             np.where(paired, near, span[gid]),
             model[gid],
-            np.array([roles.get(a, _NONE) for a in src], np.int64),
-            np.array([roles.get(b, _NONE) for b in dst], np.int64),
+            roles[src],
+            roles[dst],
         )
+
+    def _worker_of(self, ranks: Ints) -> Ints:
+        """A profile of each rank, -1 where there is none."""
+        order = np.argsort(self.rank, kind="stable")
+        place = np.minimum(np.searchsorted(self.rank[order], ranks), len(order) - 1)
+        found = order[place]
+        return np.where(self.rank[found] == ranks, found, _NONE)
 
 
 def _nan(value: float | None) -> float:

@@ -90,11 +90,13 @@ def judge(
     both = used & by_healthy[unit] & np.isin(call, call[now])
     asked = now & (used | ~compared[unit])
     weight = np.where(asked, 1.0, np.where(healthy & both, -1.0, 0.0))
-    pair = np.stack((unit[cell_row], cell_rank), axis=1)
-    pairs, inverse = np.unique(pair, axis=0, return_inverse=True)
+    # one number for a unit and a rank: sorting pairs as such takes ten times as long
+    ranks, rank = np.unique(cell_rank, return_inverse=True)
+    pair = unit[cell_row] * len(ranks) + rank.reshape(-1)
+    pairs, inverse = np.unique(pair, return_inverse=True)
     waits = np.bincount(inverse.reshape(-1), weights=cell_wait_s * weight[cell_row])
     waited_s = np.full(count, np.inf)
-    np.minimum.at(waited_s, pairs[:, 0], waits)
+    np.minimum.at(waited_s, pairs // max(len(ranks), 1), waits)
     noise_s = total(np.where(by_healthy[unit], 0.0, spread), used & now)
     one = np.zeros(count, np.int64)
     one[unit[::-1]] = np.arange(len(unit))[::-1]
@@ -139,11 +141,12 @@ def lower_median(ascending: Floats) -> tuple[float, float]:
 
 def numbers(values: Iterable[Any], names: list[Any] | None = None) -> Ints:
     """Values as numbers in the order of their first appearance, listed in `names`."""
-    known: dict[Any, int] = {}
-    numbers = np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+    values = list(values)
+    known = {value: index for index, value in enumerate(dict.fromkeys(values))}
+    coded = np.fromiter(map(known.__getitem__, values), np.int64, len(values))
     if names is not None:
         names.extend(known)
-    return numbers
+    return coded
 
 
 def unique(keys: NDArray[Any]) -> Ints:
