@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -115,6 +115,7 @@ def test_the_kernel_tells_of_a_connection_what_the_socket_itself_tells(
     assert mine.retransmits == total_retrans == 0
     assert mine.acked_bytes == 10_001  # the handshake counts as one
     assert found[_inode(far)].received_bytes == 10_000
+    assert [c.inode for c in connections([_inode(far)])] == [_inode(far)]
     assert mine.rtt_s > 0
     assert mine.queued_bytes == 0
 
@@ -174,7 +175,11 @@ def test_peers_ranks_and_link_classes_are_told_apart(tmp_path: Path) -> None:
     _holding(tmp_path, 50, [11, 12, 13])
     _holding(tmp_path, 60, [14])
     now: list[Connection] = []
-    sampler = ConnectionSampler(lambda: {0: 50, 1: 60}, root=tmp_path, look=lambda: now)
+    sampler = ConnectionSampler(
+        lambda: {0: 50, 1: 60},
+        root=tmp_path,
+        look=lambda inodes: [c for c in now if c.inode in inodes],
+    )
 
     def at(n: int) -> dict[str, float]:
         now[:] = [
@@ -207,7 +212,7 @@ def test_peers_ranks_and_link_classes_are_told_apart(tmp_path: Path) -> None:
 def test_a_kernel_that_refuses_is_asked_once(tmp_path: Path) -> None:
     asked = []
 
-    def look() -> list[Connection]:
+    def look(inodes: Container[int]) -> list[Connection]:
         asked.append(1)
         raise OSError(1, "Operation not permitted")
 

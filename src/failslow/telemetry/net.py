@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -125,7 +125,7 @@ def _pairs(text: bytes | None) -> dict[tuple[str, str], int]:
 class ConnectionSampler:
     """The workers' own TCP connections.
 
-    workers: rank -> pid. root: where /proc is. look: every established connection.
+    workers: rank -> pid. root: where /proc is. look: the established connections of such inodes.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class ConnectionSampler:
         workers: Callable[[], Mapping[int, int]],
         *,
         root: Path = Path("/"),
-        look: Callable[[], Iterable[Connection]] = connections,
+        look: Callable[[Container[int]], Iterable[Connection]] = connections,
     ) -> None:
         self._workers, self._proc, self._look = workers, root / "proc", look
         self._rates = Rates()
         self._owners: dict[int, int] = {}
-        self._asked: tuple[Mapping[int, int], set[int]] = ({}, set())
+        self._asked: Mapping[int, int] = {}
         self._asked_s = -1e9
         self._error = ""
         self.addresses: set[str] = set()
@@ -154,12 +154,12 @@ class ConnectionSampler:
         workers = dict(self._workers())
         if self._error or not workers:
             return {}
+        self._find_owners(workers, now_s)
         try:
-            found = list(self._look())
+            found = list(self._look(self._owners))
         except OSError as error:
             self._error = f"no round trips of connections: sock_diag says {error}"
             return {}
-        self._find_owners(workers, found, now_s)
         mine = [(self._owners[c.inode], c) for c in found if c.inode in self._owners]
         self.addresses |= {c.local for _, c in mine if not _is_loopback(c.local)}
         values: dict[str, float] = {}
@@ -217,16 +217,11 @@ class ConnectionSampler:
                 values[f"{key}/delivery_bytes_per_s"] = main.delivery_bytes_per_s
         return values
 
-    def _find_owners(
-        self, workers: Mapping[int, int], found: list[Connection], now_s: float
-    ) -> None:
-        """Whose each connection is; the processes' descriptors are looked through when needed."""
-        asked = (workers, {c.inode for c in found})
-        if asked == self._asked or (
-            workers == self._asked[0] and now_s - self._asked_s < _OWNERS_S
-        ):
+    def _find_owners(self, workers: Mapping[int, int], now_s: float) -> None:
+        """Whose each connection is; the processes' descriptors are looked through now and then."""
+        if workers == self._asked and now_s - self._asked_s < _OWNERS_S:
             return
-        self._asked, self._asked_s = asked, now_s
+        self._asked, self._asked_s = workers, now_s
         owners: dict[int, int] = {}
         for rank, pid in workers.items():
             for inode in _sockets(self._proc / str(pid) / "fd"):

@@ -80,7 +80,7 @@ class WorkerProcess:
         if used is None:
             return None
         self._looks += 1
-        if len(self._busy) <= _FEW_THREADS or self._looks % _ALL_THREADS_EVERY == 0:
+        if len(self._seen) <= _FEW_THREADS or self._looks % _ALL_THREADS_EVERY == 0:
             try:
                 threads: Iterable[str] = os.listdir(self._task)
             except OSError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 __all__ = ["Connection", "connections"]
@@ -25,11 +25,12 @@ _INFO = 2
 _HEADER = struct.Struct("=IHHII")
 _MESSAGE_BYTES = 72
 _ADDRESSES = struct.Struct(">HH16s16s")
-_QUEUES = struct.Struct("=IIIII")  # expires, receive queue, send queue, uid, inode
+_INODE = struct.Struct("=I")
+_QUEUED_AT, _INODE_AT = 60, 68
 _LIMIT_S = 0.2
-# offsets in struct tcp_info
-_SINCE_SENT_MS, _SINCE_RECEIVED_MS, _RTT_US, _RETRANSMITS = 44, 52, 68, 100
-_ACKED, _RECEIVED, _MIN_RTT_US, _DELIVERY, _BUSY_US = 120, 128, 148, 160, 168
+# of struct tcp_info: last data sent at 44, received 52, rtt 68, total_retrans 100, bytes_acked 120,
+# bytes_received 128, min_rtt 148, delivery_rate 160, busy_time 168
+_TCP_INFO = struct.Struct("=44xI4xI12xI28xI16xQQ12xI8xQQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,11 @@ class Connection:
     """Sent by the process and not acknowledged."""
 
 
-def connections() -> Iterator[Connection]:
-    """Every established TCP connection of this network namespace. Raises OSError."""
+def connections(inodes: Container[int] | None = None) -> Iterator[Connection]:
+    """The established TCP connections of this network namespace, or those with such inodes.
+
+    Raises OSError.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as link:
         link.settimeout(_LIMIT_S)
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -71,10 +75,10 @@ def connections() -> Iterator[Connection]:
             )
             size_bytes = _HEADER.size + len(wanted)
             link.send(_HEADER.pack(size_bytes, _BY_FAMILY, _REQUEST_DUMP, family, 0) + wanted)
-            yield from _answer(link, family)
+            yield from _answer(link, family, inodes)
 
 
-def _answer(link: socket.socket, asked: int) -> Iterator[Connection]:
+def _answer(link: socket.socket, asked: int, inodes: Container[int] | None) -> Iterator[Connection]:
     while True:
         data = link.recv(1 << 17)
         at = 0
@@ -91,36 +95,41 @@ def _answer(link: socket.socket, asked: int) -> Iterator[Connection]:
                 if number:
                     raise OSError(number, "sock_diag")
                 return
-            if kind == _BY_FAMILY and (found := _connection(body)) is not None:
-                yield found
+            if kind == _BY_FAMILY:
+                inode = _INODE.unpack_from(body, _INODE_AT)[0]
+                if inodes is None or inode in inodes:
+                    found = _connection(body, inode)
+                    if found is not None:
+                        yield found
 
 
-def _connection(body: bytes) -> Connection | None:
+def _connection(body: bytes, inode: int) -> Connection | None:
     family = body[0]
     _, _, source, target = _ADDRESSES.unpack_from(body, 4)
     (cookie,) = struct.unpack_from("=Q", body, 44)
-    _, _, queued, _, inode = _QUEUES.unpack_from(body, 52)
+    (queued,) = _INODE.unpack_from(body, _QUEUED_AT)
     info = _attribute(body, _INFO)
     if info is None:
         return None
-
-    def number(offset: int, form: str) -> int:
-        whole = offset + struct.calcsize(form) <= len(info)
-        return int(struct.unpack_from(form, info, offset)[0]) if whole else 0
-
+    if len(info) < _TCP_INFO.size:
+        info += bytes(_TCP_INFO.size - len(info))
+    (
+        since_sent_ms, since_received_ms, rtt_us, retransmits, acked, received, min_rtt_us,
+        delivery, busy_us,
+    ) = _TCP_INFO.unpack_from(info)  # fmt: skip
     return Connection(
         inode=inode,
         cookie=cookie,
         local=_address(family, source),
         remote=_address(family, target),
-        rtt_s=number(_RTT_US, "=I") / 1e6,
-        min_rtt_s=number(_MIN_RTT_US, "=I") / 1e6,
-        retransmits=number(_RETRANSMITS, "=I"),
-        acked_bytes=number(_ACKED, "=Q"),
-        received_bytes=number(_RECEIVED, "=Q"),
-        busy_s=number(_BUSY_US, "=Q") / 1e6,
-        delivery_bytes_per_s=float(number(_DELIVERY, "=Q")),
-        idle_s=min(number(_SINCE_SENT_MS, "=I"), number(_SINCE_RECEIVED_MS, "=I")) / 1e3,
+        rtt_s=rtt_us / 1e6,
+        min_rtt_s=min_rtt_us / 1e6,
+        retransmits=retransmits,
+        acked_bytes=acked,
+        received_bytes=received,
+        busy_s=busy_us / 1e6,
+        delivery_bytes_per_s=float(delivery),
+        idle_s=min(since_sent_ms, since_received_ms) / 1e3,
         queued_bytes=queued,
     )
 
