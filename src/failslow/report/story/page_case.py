@@ -105,7 +105,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     if finding.evidence:
         yield '<ul class="facts-for">'
         for fact in finding.evidence:
-            way = next((w for w in ("for", "against") if fact.startswith(w)), "")
+            way = next((w for w in ("for", "against") if fact.lower().startswith(w)), "")
             yield f'<li class="{way}">{escape(fact)}</li>'
         yield "</ul>"
 
