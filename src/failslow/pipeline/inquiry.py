@@ -17,8 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from failslow.config import LocalizeConfig
 from failslow.localize import script
 from failslow.localize.accord import accord
@@ -26,6 +24,7 @@ from failslow.localize.evidence import explain_all
 from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
+from failslow.localize.profile_wire import read_profile_body
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.wording import described, proved
 from failslow.records import Diagnosis, Finding, RankProfile, SteerMode, Verdict
@@ -46,7 +45,6 @@ _SHARE = 0.8
 """Of a pause's limit what its script may take by estimate."""
 _JOURNALED = 1024
 """Profiles of more ranks than this are not all written down."""
-_PROFILE: TypeAdapter[RankProfile] = TypeAdapter(RankProfile)
 
 Window = Mapping[str, Any]
 
@@ -184,13 +182,11 @@ class Inquiry:
         return [Order(topic="profile", body=body)]
 
     def _profile(self, event: Report, now_s: float) -> list[Instruction]:
-        body = dict(event.body)
-        why = body.pop("why", "")
         try:
-            profile = _PROFILE.validate_python(body)
-        except ValidationError as error:
-            return [Say(f"a profile of node {event.node} makes no sense: {_first(error)}")]
-        if why == "healthy":
+            profile = read_profile_body(event.body)
+        except ValueError as error:
+            return [Say(f"a profile of node {event.node} makes no sense: {error}")]
+        if event.body.get("why") == "healthy":
             return self._first_look(profile, now_s)
         case = self._case
         if case is None or case.asked_s is None:
@@ -380,8 +376,3 @@ class Inquiry:
 def _flat(result: PauseResult) -> list[dict[str, Any]]:
     """What all ranks measured, in one list."""
     return [dict(item) for items in result.results.values() for item in items]
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
