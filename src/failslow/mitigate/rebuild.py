@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from importlib import import_module
 from itertools import count
 from typing import Any
@@ -140,20 +141,32 @@ def retire(groups: Sequence[dist.ProcessGroup]) -> None:
 
 
 def forget_meshes() -> None:
-    """Empty DTensor's caches of shardings and redistributions, which keep meshes alive.
+    """Empty DTensor's caches of shardings, redistributions and costs, which keep meshes alive.
 
     They are private to torch: one that another version lacks or calls otherwise is left alone,
     which costs memory and not correctness, as generations never share a name.
     """
-    for module, path in (
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    for module, name in (
         ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
         ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
-        ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
     ):
-        if "torch.distributed.tensor" not in sys.modules:
-            return
         with suppress(ImportError, AttributeError, TypeError):
-            clear: Any = import_module(module)
-            for name in path.split("."):
-                clear = getattr(clear, name)
-            clear()
+            getattr(import_module(module), name)()
+    for name, module_there in list(sys.modules.items()):
+        if name.startswith("torch.distributed.tensor"):
+            for owner in list(vars(module_there).values()):
+                _empty_caches(owner)
+
+
+def _empty_caches(owner: Any) -> None:
+    """That of a function with an lru_cache, or those of a class."""
+    values = [owner, *vars(owner).values()] if isinstance(owner, type) else [owner]
+    for value in values:
+        function = value.__func__ if isinstance(value, staticmethod) else value
+        if isinstance(function, _CACHED):
+            function.cache_clear()
+
+
+_CACHED = type(lru_cache(repr))
