@@ -316,3 +316,29 @@ def test_a_new_controller_takes_back_a_split_whose_reason_it_does_not_know() -> 
     job.accuse(2, 2.0)  # still slow: found again
     job.train(60)
     assert job.counts[2] < 8
+
+
+def test_what_workers_tell_of_their_micro_batches_outranks_their_time_outside_of_calls() -> None:
+    job = steered()
+    job.facts()
+    pace_s = 0.0085
+
+    def train(count: int) -> None:
+        for _ in range(count // 10):
+            job.train(10)
+            for rank in job.ranks:
+                body = {"what": "pace", "rank": rank, "step": 1, "microbatches": job.counts[rank]}
+                told = body | {"microbatch_s": pace_s * job.slow[rank] * 0.5}
+                job.give(Report(node="node0", rank=rank, topic="steer", body=told))
+
+    train(100)
+    job.slow[2] = 2.0
+    train(40)
+    assert job.pipeline.remedy.own_slowdowns() == {0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0}
+    job.accuse(2, 2.0)
+    train(200)
+    assert job.counts[2] < 8
+    assert job.pipeline.remedy.own_slowdowns()[2] == 2.0
+    job.slow[2] = 1.0
+    train(100)
+    assert job.counts == EVEN

@@ -12,6 +12,7 @@ the culprit's own time decides (`CulpritPace`), never the job's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
@@ -48,6 +49,8 @@ _SETTLE = 2
 _MEASURED = 10
 _OWN = 5
 """Iterations whose median is a worker's own time now."""
+_PACES = 3
+"""Last letters of a worker about its pace that count: one comes every second."""
 _FACTS: TypeAdapter[JobFacts] = TypeAdapter(JobFacts)
 _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -67,7 +70,11 @@ class Remedy:
         self._next_id = 1
         self._findings: dict[str, Finding] = {}
         self._own_s: dict[int, float] = {}
-        """Healthy seconds per micro-batch of the worker at each position."""
+        """Healthy own seconds per iteration of each worker, with the even split."""
+        self._microbatch_s: dict[int, deque[float]] = {}
+        """Seconds a micro-batch took it lately, as each worker tells..."""
+        self._healthy_microbatch_s: dict[int, float] = {}
+        """...and told in healthy times."""
         self._paced_s = -1.0
         self._since = 0
         """Iterations seen since the last change."""
@@ -123,13 +130,21 @@ class Remedy:
                 return self._decide(_COMMAND.validate_python({"order": body.get("order")}), now_s)
             if what == "facts":
                 return self._learn_facts(_FACTS.validate_python(_known(body, JobFacts)), now_s)
+            if what == "pace":
+                self._take_pace(body)
             if what == "outcome":
                 number = body.pop("id", None)
                 return self._answer(number, _OUTCOME.validate_python(_known(body, Outcome)), now_s)
-        except (ValidationError, PlanError) as error:
+        except (ValidationError, PlanError, KeyError, TypeError, ValueError) as error:
             first = str(error).splitlines()[0]
             return [Say(f"a letter of the job's coordinator makes no sense: {first}")]
         return []
+
+    def _take_pace(self, body: Mapping[str, Any]) -> None:
+        """A worker says what a micro-batch takes it."""
+        rank, seconds = int(body["rank"]), float(body["microbatch_s"])
+        if seconds > 0.0:
+            self._microbatch_s.setdefault(rank, deque(maxlen=_PACES)).append(seconds)
 
     def verdict(self, verdict: Verdict, now_s: float) -> list[Instruction]:
         """Culprits were proved, or found well again."""
@@ -171,6 +186,8 @@ class Remedy:
             own = [s.compute_s for s in worker.healthy if s.compute_s is not None]
             if len(own) >= _OWN:
                 self._own_s[worker.rank] = median(own)
+        for rank, told in self._microbatch_s.items():
+            self._healthy_microbatch_s.setdefault(rank, median(told))
         if self.facts is not None and profiles:
             with suppress(PlanError):
                 self._policy.fit(LayoutPlanner(calibrate(self.facts, profiles), self._config))
@@ -253,6 +270,7 @@ class Remedy:
         out.append(Say(f"{decision.level} {how}"))
         if outcome.ok and decision.level == "S4":
             out += self._restart(number, decision, now_s)
+        self._microbatch_s.clear()
         self._since = 0
         self._after_s = [] if outcome.ok and decision.level in ("S2", "S3") else None
         out += self._decide(outcome, now_s)
@@ -307,23 +325,29 @@ class Remedy:
         return max(known, default=None)
 
     def _own_of(self, worker: Worker) -> float | None:
-        recent = [s.compute_s for s in worker.recent if s.compute_s is not None][-_OWN:]
-        if len(recent) < _OWN:
-            return None
+        """By what the worker tells of its micro-batches, else by its time outside of calls."""
         force, initial, facts = self._policy.in_force, self._initial, self.facts
+        recent = [s.compute_s for s in worker.recent if s.compute_s is not None][-_OWN:]
+        now_s = median(recent) if len(recent) == _OWN else None
         if facts is None:
             usual_s = self._own_s.get(worker.rank)
-            return median(recent) / usual_s if usual_s else None
+            return now_s / usual_s if usual_s and now_s is not None else None
         ranks = force.placement or initial.placement
         if worker.rank not in ranks:
             return None
         position = ranks.index(worker.rank)
-        # who computed this part of the model in healthy times tells what it takes
-        usual_s = self._own_s.get(initial.placement[position])
+        # who had this part of the model in healthy times tells what it takes
+        earlier = initial.placement[position]
+        told, usual_s = self._microbatch_s.get(worker.rank), self._healthy_microbatch_s.get(earlier)
+        if told and len(told) >= _PACES - 1 and usual_s:
+            return median(told) / usual_s
+        usual_s = self._own_s.get(earlier)
         replica = position // facts.tp % facts.dp
         counts, even = force.microbatches, initial.microbatches
         share = counts[replica] / even[replica] if counts and even and even[replica] else 1.0
-        return median(recent) / (usual_s * share) if usual_s and share > 0.0 else None
+        if now_s is None or not usual_s or share <= 0.0:
+            return None
+        return now_s / (usual_s * share)
 
 
 def _known(body: Mapping[str, Any], cls: Any) -> dict[str, Any]:
