@@ -33,6 +33,7 @@ __all__ = [
     "LocalizeConfig",
     "RuntimeConfig",
     "StageConfig",
+    "TelemetryConfig",
     "TrackConfig",
     "load_config",
     "stages",
@@ -100,6 +101,13 @@ class RuntimeConfig(StageConfig):
     """...and of all workers together so many a second."""
     update_s: float = Field(10.0, gt=0.0)
     """An ongoing episode's lost time is written this often."""
+
+
+class TelemetryConfig(StageConfig):
+    """How often the agents sample processors, GPUs and networks."""
+
+    interval_s: float = Field(1.0, ge=0.05, le=60.0)
+    """Seconds between samples of everything; ten minutes of them are kept."""
 
 
 class LocalizeConfig(StageConfig):

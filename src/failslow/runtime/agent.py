@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from failslow.capture.ring import find_rings, remove_stale
-from failslow.config import RuntimeConfig, TrackConfig, load_config
+from failslow.config import RuntimeConfig, TelemetryConfig, TrackConfig, load_config
 from failslow.errors import FailslowError, JournalError
 from failslow.journal import JournalWriter, decode_entry
 from failslow.pipeline import AgentBeat
@@ -210,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runtime = load_config("runtime", RuntimeConfig, environ=environ)
         track = load_config("track", TrackConfig, environ=environ)
+        telemetry = load_config("telemetry", TelemetryConfig, environ=environ)
         folder = RunFolder(job, environ)
         meet = meeting(job, environ)
         token = folder.token()
@@ -245,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
             PauseDuty(node),
             SteerDuty(node),
-            TelemetryDuty(node=node, job=job, say=_say),
+            TelemetryDuty(node=node, job=job, say=_say, interval_s=telemetry.interval_s),
         ],
     )
     server = metrics.serve() if metrics is not None else None
