@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from failslow.mitigate.rebuild import retire
+
 __all__ = ["Grid", "Layout"]
 
 _generations = count()
@@ -88,6 +90,5 @@ class Grid:
         return self.mesh[names[2]]
 
     def close(self) -> None:
-        """Destroy the groups, all workers together."""
-        for group in self.groups:
-            dist.destroy_process_group(group)
+        """Destroy the groups, all workers together; what was made with them must be gone."""
+        retire(self.groups)

@@ -8,7 +8,6 @@ workers.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -109,7 +108,6 @@ class Trainer:
         del self.stage, self.parameters, self.optimizer
         self._pipeline = None
         old.close()
-        gc.collect()
         self._build(Grid.build(old.layout, placement, self.device.type))
         with torch.no_grad():
             for name, parameter in self.parameters.items():
