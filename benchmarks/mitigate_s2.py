@@ -166,7 +166,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="failslow-s2-") as name:
         folder = Path(name)
         options = f"--dp {_WORLD} --micro-batches {sum(even)} --ragged --sequences 1 --length 32"
-        options = f"{options} --layers 1 --width 32 --steps {6 * iterations + 80} --dilute 4"
+        options = f"{options} --layers 1 --width 32 --steps {5 * iterations + 40} --dilute 4"
         live = _Job(
             folder / "live",
             [*options.split(), "--work-ms", str(work_ms), "--losses", str(folder / "live.json")],

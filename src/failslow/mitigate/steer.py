@@ -17,7 +17,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -110,9 +109,12 @@ class Steering:
             return
         if order is not None:
             self._carry_out(self._group, order, step)
-        if self._rank == 0:
-            self._post(time.monotonic())
-        self._tell_pace(step, now_s)
+        try:
+            if self._rank == 0:
+                self._post(time.monotonic())
+            self._tell_pace(step, now_s)
+        except Exception as error:  # a letter less, not a step
+            sys.stderr.write(f"failslow: a letter could not be sent: {error!r}\n")
 
     def ended(self, share: Share) -> None:
         """A step is over."""
@@ -126,11 +128,12 @@ class Steering:
         order: dict[str, Any] | None = None
         wait = 1
         if self._rank == 0:
-            # whatever is wrong here, the others wait for the broadcast
-            with suppress(Exception):
+            try:
                 self._read()
                 order = self._orders.popleft().to_plain() if self._orders else None
                 wait = 1 if self._orders else self._steps_to_next()
+            except Exception as error:  # whatever is wrong here, the others wait to be told
+                sys.stderr.write(f"failslow: orders could not be read: {error!r}\n")
         self._wait, heard = group.hear(wait, order)
         return None if heard is None else read_order(heard)
 

@@ -20,7 +20,10 @@ from failslow.mitigate.grid import Place
 from failslow.mitigate.move import swap_state, transfer_group
 from failslow.records import Plan
 
-__all__ = ["Hands"]
+__all__ = ["Hands", "refused"]
+
+_MOVE_S = 300.0
+"""Longest that a change of places may take, however patient the workers are else."""
 
 Placing = Callable[[tuple[int, ...], Any], None]
 """`place(placement, state)`: be the worker of another position from now on."""
@@ -49,7 +52,7 @@ class Hands:
         """A checkpoint for a restart was saved: the job is to end."""
         self.no_redistribution = ""
         self._rebuild, self._state, self._move, self._checkpoint = rebuild, state, move, checkpoint
-        self._limit_s = limit_s
+        self._limit_s = min(limit_s, _MOVE_S)
         self._built: int | None = None
         """Micro-batches the trainer was last told of."""
         self._commit: Callable[[], None] = _nothing
