@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from itertools import pairwise
@@ -35,6 +36,19 @@ def training_was_unaffected(job: WatchedJob, work_s: float) -> None:
         durations_s = [later - sooner for sooner, later in pairwise(ends)][5:]
         assert median(durations_s) < 2.0 * work_s
         assert max(durations_s) < 20.0 * work_s
+
+
+def losses_of(job: WatchedJob) -> list[list[str]]:
+    """Each rank's losses, one an iteration, bit for bit."""
+    return [json.loads(path.read_text()) for path in sorted(job.folder.glob("losses*.json"))]
+
+
+def losses_unwatched(iterations: int) -> list[list[str]]:
+    """Those of the same job without failslow."""
+    environ = {"FAILSLOW": "0", "TRAIN_ITERATIONS": str(iterations)}
+    with watched(world=2, work_ms=1.0, environ=environ) as job:
+        until(lambda: all(p.poll() is not None for p in job.processes), 100.0)
+        return losses_of(job)
 
 
 def restarts(job: WatchedJob) -> int:
@@ -76,6 +90,7 @@ def test_the_parts_are_killed_and_come_back_or_are_missed() -> None:
         assert job.health("controller")[-1]["event"] == "ended"
 
 
+@pytest.mark.timeout(300)
 def test_a_killed_message_bus_is_missed_and_found_again(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -96,7 +111,10 @@ def test_a_killed_message_bus_is_missed_and_found_again(
             advance(job, 20, workers=2)
             job.stop()
             training_was_unaffected(job, 0.06)
+            losses = losses_of(job)
             until(lambda: not job.ours(), 20.0)
+        assert losses_unwatched(len(losses[0])) == losses
+        assert len({*losses[0]}) > 50, "they change, so that they tell something"
         assert not {"onset", "level"} & set(job.events())
     finally:
         server.close()
