@@ -1,0 +1,125 @@
+"""State taken from a model and put into another: the next step is the same, chance included."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+pytest.importorskip("torch", reason="moving state needs torch")
+
+import torch
+from torch import nn
+
+from failslow.errors import MoveError
+from failslow.mitigate.move_pack import pack, read_manifest, unpack
+from failslow.mitigate.move_room import Need, free_bytes, lacking
+from failslow.mitigate.move_route import Route, check_placements, find_route
+from failslow.mitigate.move_state import put_rng, put_state, take_rng, take_state
+
+
+class Net(nn.Module):
+    """Tied weights, a buffer, and batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("scale", torch.rand(6), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.second(self.first(x).relu())) * self.scale
+        return y
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.05, amsgrad=True),
+    "tensor lr": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.05)),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "plain": lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.rand(8, 6)).square().sum() + float(np.random.rand()) + random.random()  # noqa: NPY002
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def sent(state: Any) -> Any:
+    """As it is after a journey."""
+    packed = pack(state)
+    tree, _ = read_manifest(packed.manifest)
+    return unpack(tree, [tensor.clone() for tensor in packed.tensors])
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIMIZERS))
+def test_another_worker_goes_on_exactly(kind: str) -> None:
+    torch.manual_seed(1)
+    here = Net()
+    optimizer = OPTIMIZERS[kind](here)
+    train(here, optimizer, 3)
+    optimizer.param_groups[0]["lr"] *= 0.5
+    state = sent(take_state(here, optimizer, rng=take_rng(), sampler=17))
+    expected = train(here, optimizer, 3)
+
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002 - the global one is what is tested
+    random.seed(99)
+    there = Net()
+    other = OPTIMIZERS[kind](there)
+    put_state(state, there, other)
+    put_rng(state["extras"]["rng"])
+    assert state["extras"]["sampler"] == 17
+    assert there.second.weight is there.first.weight
+    assert train(there, other, 3) == expected
+
+
+def test_state_of_another_place_is_refused() -> None:
+    here, there = nn.Linear(4, 4), nn.Linear(4, 5)
+    state = take_state(here, torch.optim.SGD(here.parameters(), lr=1.0))
+    with pytest.raises(MoveError, match=r"shape of weight: \(5, 4\) here and \(4, 4\)"):
+        put_state(state, there, torch.optim.SGD(there.parameters(), lr=1.0))
+    two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(MoveError, match="tensors of the model"):
+        put_state(state, two, torch.optim.SGD(two.parameters(), lr=1.0))
+    with pytest.raises(MoveError, match="parameters of the optimizer: 1 here and 2"):
+        put_state(state, here, torch.optim.SGD([here.weight], lr=1.0))
+
+
+def test_room_is_counted_once_for_workers_that_share_it() -> None:
+    apart = [Need(r, f"cuda {r}", 80, 100) for r in range(3)]
+    assert lacking(apart) is None
+    together = [Need(r, "host a", 31, 100) for r in range(3)]
+    assert lacking(together[:2]) is None
+    assert "0.0 MB of host memory for ranks 0, 1, 2" in (lacking(together) or "")
+    assert "ranks 7" in (lacking([*apart, Need(7, "cuda x", 91, 100)]) or "")
+
+
+def test_free_memory_is_what_the_machine_or_its_group_has() -> None:
+    free = free_bytes(torch.device("cpu"))
+    assert 0 < free <= psutil.virtual_memory().total
+
+
+def test_a_route_goes_from_holder_to_holder() -> None:
+    now, new = (0, 1, 2, 3), (0, 2, 3, 1)
+    check_placements(now, new)
+    assert find_route(0, now=now, new=new) == Route(0, 0, to=0, source=0)
+    routes = [find_route(rank, now=now, new=new) for rank in range(4)]
+    assert [r.moves for r in routes] == [False, True, True, True]
+    for rank, route in enumerate(routes):
+        assert routes[route.to].source == rank  # what is sent is received
+        assert new[route.position_new] == rank
+        assert new[route.position_now] == route.to
+    with pytest.raises(MoveError, match=r"rank 9 has no position in \(0, 1, 2, 3\)"):
+        find_route(9, now=now, new=new)
