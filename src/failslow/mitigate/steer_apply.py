@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from failslow.capture import hook
 from failslow.errors import MoveError, PlanError
 from failslow.mitigate.batches import Split
 from failslow.mitigate.grid import Place
@@ -126,7 +127,8 @@ class Hands:
         if self._state is None or self._move is None:
             raise PlanError(self.no_topology_change)
         now, state, moved_to = self.placement, self._state(), self._move
-        with transfer_group(limit_s=self._limit_s) as group:
+        # a move's traffic is none of the training's
+        with hook.quiet(), transfer_group(limit_s=self._limit_s) as group:
             moved = swap_state(
                 state,
                 placement_now=now,
