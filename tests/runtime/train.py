@@ -34,7 +34,9 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
-    ends, losses, going = [], [], torch.ones(1)
+    ends: list[float] = []
+    losses: list[str] = []
+    going = torch.ones(1)
     while bool(going):
         going = torch.tensor([float(len(ends) + 1 < limit and not (folder / "stop").exists())])
         dist.broadcast(going, 0)
