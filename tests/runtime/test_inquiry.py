@@ -140,7 +140,7 @@ def test_a_slow_device_is_suspected_proved_and_named() -> None:
     assert episode == job.pipeline.episode
     diagnosis = job.said("diagnosis")[-1].record
     assert [suspect.ranks for suspect in diagnosis.suspects] == [(2,)]
-    assert len(job.said("rankprofile")) == 4
+    assert [e.tags["episode"] for e in job.said("rankprofile")] == [""] * 4 + [episode] * 4
     why = [entry.record["why"] for entry in job.said("validation")]
     assert why == ["reference", "suspects"]
     reference, verdict = (entry.record for entry in job.said("verdict"))
@@ -268,4 +268,10 @@ def test_a_new_controller_compares_with_the_reference_in_the_journal() -> None:
     assert [entry.record["why"] for entry in job.said("validation")] == ["reference", "suspects"]
     finding = job.said("verdict")[-1].record.findings[0]
     assert finding.ranks == (2,)
-    assert any("reference" in m.what or m.expected is not None for m in finding.measurements)
+    assert finding.slowdown > 1.3
+    (diagnosis,) = [e.record for e in job.said("diagnosis") if e.record.episode]
+    (suspect,) = diagnosis.suspects
+    # ...and the profiles with those of healthy times there
+    assert [m.expected for m in suspect.measurements if m.what.startswith("own time")] == [
+        pytest.approx(0.06)
+    ]

@@ -170,9 +170,12 @@ class Inquiry:
                 out += self._refer(now_s)
         return out
 
-    def restore(self, results: Sequence[Mapping[str, Any]]) -> None:
-        """The reference an earlier controller of this job took."""
+    def restore(
+        self, results: Sequence[Mapping[str, Any]], profiles: Iterable[RankProfile]
+    ) -> None:
+        """The reference and the healthy profiles an earlier controller of this job took."""
         self._reference = [dict(result) for result in results]
+        self._healthy = {profile.rank: profile for profile in profiles}
 
     # -- profiles ----------------------------------------------------------------------------------
 
@@ -203,7 +206,8 @@ class Inquiry:
         if self._config.reference and not self._reference:
             self._reference_due_s = now_s
         diagnosis = diagnose(list(self._healthy.values()), [], episode="", slowdown=1.0)
-        out: list[Instruction] = [Write(kind="diagnosis", record=diagnosis, t=now_s)]
+        out = _profiles(self._healthy, sorted(self._healthy), "", now_s)
+        out.append(Write(kind="diagnosis", record=diagnosis, t=now_s))
         if diagnosis.suspects:
             out.append(Say("at the start: " + described(diagnosis)))
         return out
@@ -220,14 +224,9 @@ class Inquiry:
         case.diagnosis = diagnosis = replace(diagnosis, missing=missing)
         case.due_s = now_s
         accused = {rank for suspect in diagnosis.suspects for rank in suspect.ranks}
-        shown = sorted(case.profiles, key=lambda rank: (rank not in accused, rank))[:_JOURNALED]
+        shown = sorted(case.profiles, key=lambda rank: (rank not in accused, rank))
         return [
-            *(
-                Write(
-                    kind="rankprofile", record=case.profiles[r], t=now_s, tags={"episode": case.id}
-                )
-                for r in shown
-            ),
+            *_profiles(case.profiles, shown, case.id, now_s),
             Write(kind="diagnosis", record=diagnosis, t=now_s),
             Say(described(diagnosis)),
         ]
@@ -371,6 +370,17 @@ class Inquiry:
             for rank, profile in sorted(profiles.items())
             if rank in living
         ]
+
+
+def _profiles(
+    profiles: Mapping[int, RankProfile], ranks: Sequence[int], episode: str, now_s: float
+) -> list[Instruction]:
+    """For the journal, those of `ranks`; "" are those of healthy times."""
+    tags = {"episode": episode}
+    return [
+        Write(kind="rankprofile", record=profiles[rank], t=now_s, tags=tags)
+        for rank in ranks[:_JOURNALED]
+    ]
 
 
 def _flat(result: PauseResult) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from failslow.journal import JournalEntry
-from failslow.records import Decision, Episode, JobFacts, Outcome, Plan, StepSample
+from failslow.records import Decision, Episode, JobFacts, Outcome, Plan, RankProfile, StepSample
 
 __all__ = ["Past", "read_past"]
 
@@ -41,6 +41,8 @@ class Past:
     """What was carried out last of S1, S2 and S3."""
     reference: list[dict[str, Any]] = field(default_factory=list)
     """Results of the benchmarks in healthy times."""
+    profiles: dict[int, RankProfile] = field(default_factory=dict)
+    """How each worker's calls went in healthy times."""
     _decided: Plan | None = None
 
     def telling_steps(self) -> list[JournalEntry]:
@@ -64,6 +66,9 @@ class Past:
                 self.steps.append(entry)
             else:
                 self.workers[entry.rank] = entry
+        elif isinstance(entry.record, RankProfile):
+            if not entry.tags.get("episode"):
+                self.profiles[entry.record.rank] = entry.record
         elif isinstance(entry.record, JobFacts):
             self.facts, self.plan = entry.record, None
         elif isinstance(entry.record, Decision):
