@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -101,8 +101,10 @@ class Profiled:
 
 
 @contextmanager
-def profiled(layout: str, *, world: int, work_ms: float = 60.0) -> Iterator[Profiled]:
-    """Start the ranks; leaving the block ends them."""
+def profiled(
+    layout: str, *, world: int, work_ms: float = 60.0, command: Sequence[str] = ()
+) -> Iterator[Profiled]:
+    """Start the ranks, each of `command` if one is given; leaving the block ends them."""
     with tempfile.TemporaryDirectory(prefix="failslow-test-") as name:
         folder, port = Path(name), str(free_port())
         job = Profiled(world, folder, [])
@@ -126,7 +128,7 @@ def profiled(layout: str, *, world: int, work_ms: float = 60.0) -> Iterator[Prof
                 with (folder / f"rank{rank}.txt").open("wb") as out:
                     job.ranks.append(
                         subprocess.Popen(
-                            [*_FIRST, sys.executable, str(_JOB), layout],
+                            [*_FIRST, sys.executable, *(command or (str(_JOB), layout))],
                             env=environ,
                             stdout=out,
                             stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from failslow.inject import throttle
 from failslow.localize.profile import diagnose
 from failslow.records import Diagnosis, RankProfile
 
+_GPT = Path(__file__).parents[2] / "examples" / "hybrid_gpt" / "train.py"
 _SETTLE_S = 1.0
 """What was under way when the fault came is over."""
 
@@ -65,3 +67,11 @@ def test_tensor_shards_times_replicas() -> None:
 def test_fully_sharded() -> None:
     with profiled("fsdp", world=4) as job:
         slow_worker_is_named(job, 0, nobody_is_named(job))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [("--pp", "2", "--dp", "2"), ("--dp", "2", "--tp", "2")])
+def test_a_small_gpt(grid: tuple[str, ...]) -> None:
+    command = [str(_GPT), *grid, "--steps", "1000000", "--work-ms", "10"]
+    with profiled("", world=4, command=command) as job:
+        slow_worker_is_named(job, 2, job.profiles("healthy"))

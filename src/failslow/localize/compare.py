@@ -24,7 +24,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from failslow.localize.compare_links import Transfers, judge, mix, numbers, unique
-from failslow.localize.digest import OVERLAP_SHARE
+from failslow.localize.digest_line import OVERLAP_SHARE
 from failslow.records import RankProfile
 
 __all__ = ["HEALTHY", "NOW", "Table"]

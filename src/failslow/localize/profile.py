@@ -203,7 +203,7 @@ class _Diagnosing:
             & (~late_known | (late >= _WAITED_FOR * extra))
         )
         blocked = table.iteration_s[: table.count] - self.own_s
-        usual = float(np.nanmedian(blocked)) if np.isfinite(blocked).any() else None
+        usual = float(np.nanmedian(blocked)) if named.any() else None
         suspects = []
         for index in np.flatnonzero(named).tolist():
             sure = min(_finite(errors[index]) / _ERRORS, _finite(sigmas[index]) / _SIGMAS)
@@ -398,8 +398,5 @@ def _finite(value: float) -> float:
 
 
 def _seconds(what: str, value: float, expected: float | None = None) -> Measurement:
-    return Measurement(what=what, value=float(value), unit="s", expected=_known(expected))
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)
+    usual = expected if expected is not None and np.isfinite(expected) else None
+    return Measurement(what=what, value=float(value), unit="s", expected=usual)
