@@ -41,6 +41,9 @@ class Control:
             sender="test",
             token=(folder / "token").read_text().strip(),
         )
+        # a message sent before the bus is reached may come too late
+        self.endpoint.poll(AGENTS, 0.0)
+        job.until(lambda: self.endpoint.health().transport.connected)
         many = {"pauses_per_hour": 1000, "max_pause_share": 1.0, **settings}
         self.lead = PauseLead(LocalizeConfig(**many), mode=mode)
         self.said: list[tuple[float, int | None, dict[str, Any]]] = []

@@ -174,10 +174,33 @@ def test_letters_without_sense_change_nothing(letter: dict[str, Any]) -> None:
     assert worker.arrive(0, 1, 1.0, 1.0) == []
 
 
+ARM = {"do": "arm", "id": 3, "group": 0, "at": 5, "hold_s": 2.0, "for_s": 9.0, "script": [],
+       "limit_s": 1.0}  # fmt: skip
+
+
+def test_a_worker_is_not_armed_for_ever() -> None:
+    worker = PauseWorker()
+    worker.letter(ARM, 0.0)
+    assert worker.arrive(1, 1, 9.0, 9.0) == []
+    (left,) = worker.arrive(1, 2, 9.1, 9.1)
+    assert left["say"] == "left"
+    assert worker.state == "idle"
+    assert worker.arrive(0, 5, 9.2, 9.2) == []
+
+
+def test_a_commit_of_an_earlier_start_of_the_job_disarms() -> None:
+    worker = PauseWorker()
+    worker.letter(ARM, 0.0)
+    (left,) = worker.letter({"do": "commit", "id": 3}, 0.1)
+    assert "before it was ready" in left["why"]
+    assert worker.arrive(0, 5, 0.2, 0.2) == []
+    assert worker.letter(ARM, 0.3) == []
+    assert worker.state == "idle", "no pause is taken up twice"
+
+
 def test_no_order_makes_a_worker_wait_for_more_than_a_minute() -> None:
     worker = PauseWorker()
-    arm = {"do": "arm", "id": 3, "group": 0, "at": 5, "hold_s": 1e6, "script": [], "limit_s": 1.0}
-    worker.letter(arm, 0.0)
+    worker.letter({**ARM, "hold_s": 1e6}, 0.0)
     (ready,) = worker.arrive(0, 5, 0.0, 0.0)
     assert ready["say"] == "ready"
     assert worker.look(59.9, 59.9)[0] == "hold"

@@ -242,7 +242,7 @@ class PauseNode:
         if number is None:
             self._fail(view.rank, f"it has no group {order['group']!r} any more")
             return
-        names = ("at", "hold_s", "script", "limit_s")
+        names = ("at", "hold_s", "for_s", "script", "limit_s")
         letter = {"do": "arm", "group": number, **{name: order[name] for name in names}}
         self._post(view.rank, letter, self._id, now_s)
 

@@ -3,7 +3,7 @@
 In: letters of its agent, the calls it is about to make, time. Out: whether to wait, letters:
 
     worker = PauseWorker()
-    worker.letter({"do":"arm","id":81,"group":0,"at":812,"hold_s":2.0,"script":[…],…}, now_s)
+    worker.letter({"do":"arm","id":81,"group":0,"at":812,"hold_s":2.0,"for_s":30.0,…}, now_s)
     worker.arrive(0, 812, now_s, sign_s)   # [{"topic":"pause","id":81,"say":"ready","count":812}]
     worker.look(now_s, sign_s)             # "hold", then "run" once COMMIT has come, or "go"
 
@@ -44,7 +44,7 @@ class PauseWorker:
         self.held_since_s = 0.0
         """When it began to wait."""
         self._silence_s = silence_s
-        self._group, self._at, self._hold_s = -1, 0, 0.0
+        self._group, self._at, self._hold_s, self._until_s = -1, 0, 0.0, 0.0
         self._committed = False
         self._why = ""
 
@@ -56,6 +56,9 @@ class PauseWorker:
                 return self._arm(letter, number, now_s)
             if number == self.id and what == "commit" and self.state == "holding":
                 self._committed = True
+            elif number == self.id and what == "commit" and self.state == "armed":
+                # of an earlier start of the job, kept by the bus: it never was ready for this one
+                return self._leave("the commit came before it was ready", now_s)
             elif number == self.id and what == "release" and self.state in ("armed", "holding"):
                 return self._leave("released", now_s)
         except (KeyError, TypeError, ValueError):
@@ -65,10 +68,11 @@ class PauseWorker:
     def _arm(self, letter: Mapping[str, Any], number: int, now_s: float) -> list[Letter]:
         group, at, hold_s = int(letter["group"]), int(letter["at"]), float(letter["hold_s"])
         script, limit_s = list(letter["script"]), float(letter["limit_s"])
+        until_s = now_s + float(letter["for_s"])
         answers = [] if self.state == "idle" else self._leave("another pause was ordered", now_s)
         self.id, self.state, self._committed = number, "armed", False
         self._group, self._at, self._hold_s = group, at, min(hold_s, MAX_HOLD_S)
-        self.script, self.limit_s = script, limit_s
+        self.script, self.limit_s, self._until_s = script, limit_s, until_s
         return answers
 
     def refuse(self, why: str) -> list[Letter]:
@@ -92,6 +96,8 @@ class PauseWorker:
 
         sign_s: when the agent last gave a sign of life.
         """
+        if self.state == "armed" and now_s > self._until_s:
+            return self._leave("it did not come to the boundary in time", now_s)
         if self.state != "armed" or group != self._group or count < self._at:
             return []
         if count > self._at:
