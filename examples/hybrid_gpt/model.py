@@ -91,7 +91,7 @@ class Stage(nn.Module):
         self.work: Callable[[], None] = lambda: None
         """Called once a micro-batch: compute that is there to take time."""
         self.dropout_seeds: list[int] = []
-        """One for each coming micro-batch: chance follows the micro-batch, not the worker."""
+        """One for each coming micro-batch: chance follows it and the layer, not the worker."""
         self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:
@@ -110,12 +110,13 @@ class Stage(nn.Module):
             block.split(mesh)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.dropout_seeds:
-            torch.manual_seed(self.dropout_seeds.pop(0))
+        seed = self.dropout_seeds.pop(0) if self.dropout_seeds else None
         self.work()
         if self.is_first:
             x = self.token(x) + self.position(torch.arange(x.shape[1], device=x.device))
-        for layer in self.layers.values():
+        for number, layer in self.layers.items():
+            if seed is not None:
+                torch.manual_seed(seed_of(seed, int(number)))
             x = layer(x)
         if self.is_last:
             x = self.head(self.norm(x))

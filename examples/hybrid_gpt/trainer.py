@@ -127,9 +127,7 @@ class Trainer:
         self._weight = 1.0 / tokens
         batches = [self.batches.microbatch(step, index) for index in indices]
         if self.shape.dropout:
-            self.stage.dropout_seeds = [
-                seed_of(self.seed, step, index, self.grid.stage) for index in indices
-            ]
+            self.stage.dropout_seeds = [seed_of(self.seed, step, index) for index in indices]
         losses = (
             self._run_one_by_one(share, batches)
             if self._pipeline is None
