@@ -11,10 +11,11 @@ notice. `move_fake.ThreadWire` is the in-process one.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -100,7 +101,8 @@ class GroupWire:
     store: decides between workers of which some saw the vote fail; the job's own if left out.
     """
 
-    _moves = 0
+    _uses: ClassVar[Counter[str]] = Counter()
+    """Of each group, by name: all its workers use it equally often, or it fails for all."""
 
     def __init__(
         self, group: dist.ProcessGroup, *, store: torch._C._distributed_c10d.Store | None = None
@@ -111,8 +113,8 @@ class GroupWire:
         self.size = dist.get_world_size(group)
         nccl = "nccl" in dist.get_backend(group)
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else _CPU
-        GroupWire._moves += 1
-        self._key = f"failslow/move/{group.group_name}/{GroupWire._moves}"
+        self._uses[group.group_name] += 1
+        self._key = f"failslow/move/{group.group_name}/{self._uses[group.group_name]}"
 
     def post(
         self, outgoing: tuple[torch.Tensor, int] | None, incoming: tuple[torch.Tensor, int] | None
