@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.transport.servers import free_port
 
 from failslow.localize.script import Script, WorkerPlace
 
-__all__ = ["JOB", "Bench", "bench"]
+__all__ = ["JOB", "Bench", "bench", "is_crowded"]
 
 JOB = Path(__file__).with_name("bench_job.py")
 Result = dict[str, Any]
@@ -61,6 +62,18 @@ class Bench:
     def stop(self) -> None:
         """Tell the workers to end."""
         self.order("stop")
+
+
+def is_crowded(results: list[dict[str, Any]]) -> bool:
+    """Whether workers waited for a core that others had, or stages were not reached in time."""
+    shares = [
+        (r["queued_s"] - min(r["queued_s"], r["throttled_s"])) / r["wall_s"]
+        for r in results
+        if r["do"] == "gemm" and not r["error"]
+    ]
+    links = [r["waited"] for r in results if r["do"] == "p2p" and "waited" in r]
+    late = any("no time" in r["error"] for r in results)
+    return late or statistics.median(shares) > 0.2 or statistics.median(links) > 0.25
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.localize.benching import Bench, bench
+from tests.localize.benching import Bench, bench, is_crowded
 from tests.transport.servers import free_port
 
 from failslow.inject import throttle
@@ -103,7 +103,12 @@ def test_a_throttled_worker_is_named(job: Bench) -> None:
     healthy = job.run(script)
     # stopped by signals: a quota would not bite where others take more than it leaves
     with throttle(job.pids[2], to=0.35, method="signal"):
-        slow = job.run(plan(None, workers))
+        for _ in range(6):
+            slow = job.run(plan(None, workers))
+            if not is_crowded(slow):
+                break
+        else:
+            pytest.skip("other work on this machine takes the cores these workers need")
     found = judge(slow, healthy, workers, episode="e")
     devices = [finding for finding in found.findings if finding.what == "device"]
     assert [finding.ranks for finding in devices] == [(2,)], found

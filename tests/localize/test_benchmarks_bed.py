@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.localize.benching import JOB, Bench
+from tests.localize.benching import JOB, Bench, is_crowded
 from tests.testbed import TestBed
 
 from failslow.inject import congest, throttle
@@ -26,10 +26,13 @@ class Nodes:
         self.healthy = job.run(reference_script(self.workers))
 
     def verdict(self, diagnosis: Diagnosis | None = None) -> Verdict:
-        results = self.job.run(plan(diagnosis, self.workers))
-        found = judge(results, self.healthy, self.workers, episode="e")
-        (self.bed.folder / "last.json").write_text(json.dumps(results))
-        return found
+        """Of one pause; of another one, if the machine was too crowded to prove anything."""
+        for attempt in range(6):
+            results = self.job.run(plan(diagnosis, self.workers))
+            (self.bed.folder / f"results-{attempt}.json").write_text(json.dumps(results))
+            if not is_crowded(results):
+                return judge(results, self.healthy, self.workers, episode="e")
+        pytest.skip("other work on this machine takes the cores these workers need")
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,8 @@ def check(script: Script, workers: list[WorkerPlace], budget_s: float) -> None:
         between = [pair for pair in pairs if places[pair[0]].node != places[pair[1]].node]
         ends.update(endpoint(places[rank]) for pair in between for rank in pair)
         assert all(count == 1 for count in ends.values())
-    assert max(Counter(computing(script)).values(), default=0) <= 1
+    rounds = 2 if workers[0].device == "cpu" else 1
+    assert max(Counter(computing(script)).values(), default=0) <= rounds
     assert max(Counter(links(script)).values(), default=0) <= 1
 
 
@@ -203,6 +204,9 @@ def test_a_small_job_is_measured_whole_when_nobody_is_suspected(found: Diagnosis
     ring = {(0, 1), (1, 2), (2, 3), (3, 0)}
     assert set(links(script)) == ring | {(b, a) for a, b in ring}
     check(script, workers, 4.0)
+    # a CPU has slow spells: everybody computes again, after the links
+    first_link = next(i for i, stage in enumerate(script) if stage["do"] == "p2p")
+    assert set(computing(script[:first_link])) == set(computing(script[first_link:]))
 
 
 def test_a_very_large_job_sends_few_and_its_script_fits_a_letter() -> None:

@@ -27,6 +27,7 @@ from failslow.localize.readings import (
     HostReading,
     gemm_readings,
     host_readings,
+    merge_checks,
     merge_runs,
 )
 from failslow.localize.script import WorkerPlace, is_cpu
@@ -48,6 +49,9 @@ class JudgeSettings:
     device: Limits = _DEVICE
     host: Limits = _HOST
     link: Limits = _LINK
+    cpu: float = 1.3
+    """A processor that was neither held nor stopped must be so slow: what runs beside it costs it
+    cache and clock."""
     common: float = 1.15
     """All being slower alike is said from here on."""
 
@@ -123,7 +127,11 @@ class _Case:
             device_now = {rank: r.device for rank, r in these.items()}
             device_before = {rank: r.device for rank, r in those.items()}
             compared = compare(device_now, device_before, self.settings.device)
-            slow |= {rank: c for rank, c in compared.items() if c.is_slow}
+            slow |= {
+                rank: c
+                for rank, c in compared.items()
+                if c.is_slow and (c.ratio >= self._least(rank, these[rank]))
+            }
             together += self._together(device_now, device_before)
             shares = {rank: r.waiting for rank, r in these.items() if r.waiting}
             shares_before = {rank: r.waiting for rank, r in those.items() if r.waiting}
@@ -140,6 +148,11 @@ class _Case:
                     known = self.slow_workers.get(rank, 1.0)
                     self.slow_workers[rank] = max(known, finding.slowdown)
         return findings
+
+    def _least(self, rank: int, reading: GemmReading) -> float:
+        """The ratio below which a device is not named."""
+        is_held = reading.held + reading.stopped > 0.05
+        return self.settings.cpu if is_cpu(self.places[rank].device) and not is_held else 1.0
 
     def _gemms(self, results: Iterable[Result]) -> dict[int, GemmReading]:
         return merge_runs(gemm_readings(results, self.places))
@@ -170,8 +183,8 @@ class _Case:
     def _hosts(self) -> dict[int, list[tuple[HostReading, Compared]]]:
         """{rank: its host checks that were slow}, with an empty list where all were fast."""
         found: dict[int, list[tuple[HostReading, Compared]]] = {}
-        now = host_readings(self.results, self.places)
-        before = host_readings(self.reference, self.places)
+        now = merge_checks(host_readings(self.results, self.places))
+        before = merge_checks(host_readings(self.reference, self.places))
         for what in dict.fromkeys(reading.what for reading in now):
             kinds = {rank: self.places[rank].device for rank in self.places}
             these = {r.rank: r for r in now if r.what == what}

@@ -158,9 +158,9 @@ def _low_is_slow(
 ) -> bool:
     """Whether even the fastest sample is slow: else it was disturbed, as others may be next."""
     lows = [
-        _quartile(sorted(math.log(r.low_s) for r in readings.values() if r.low_s))
-        for readings in (now, reference)
-        if any(r.low_s for r in readings.values())
+        _quartile(sorted(math.log(r.low_s) for r in readings if r.low_s))
+        for readings in (now.values(), reference.values())
+        if any(r.low_s for r in readings)
     ]
     low_s = now[key].low_s
     if low_s is None:

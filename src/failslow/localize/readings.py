@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from failslow.localize.levels import Reading
@@ -20,6 +20,7 @@ __all__ = [
     "gemm_readings",
     "host_readings",
     "link_readings",
+    "merge_checks",
     "merge_runs",
 ]
 
@@ -133,16 +134,15 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
             continue
         if not isinstance(size, int) or size < 1:
             continue
+        theirs = waited.get((result.get("stage"), sender, receiver))
+        excused = (_positive(result.get("waited")) or 0.0) + (_positive(theirs) or 0.0)
+        excused = min(1.0, excused)
         if _typical(result) is not None and (middle_s := _positive(result.get("median_s"))):
             # few samples: the middle one, and the fastest must be slow as well
             low_s = _positive(result.get("min_s"))
-            theirs = waited.get((result.get("stage"), sender, receiver))
-            excused = (_positive(result.get("waited")) or 0.0) + (_positive(theirs) or 0.0)
-            reading = Reading(
-                middle_s, noise=_noise(result), low_s=low_s, excused=min(1.0, excused)
-            )
+            reading = Reading(middle_s, noise=_noise(result), low_s=low_s, excused=excused)
         elif (at_least_s := _positive(result.get("at_least_s"))) is not None:
-            reading = Reading(at_least_s, at_least=True)
+            reading = Reading(at_least_s, low_s=at_least_s, excused=excused, at_least=True)
         else:
             continue
         found.append(
@@ -152,13 +152,25 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
 
 
 def merge_runs(readings: Iterable[GemmReading]) -> dict[int, GemmReading]:
-    """One a rank: the faster, where it ran twice."""
+    """One a rank: of several rounds the faster, and the one in which it waited less."""
     best: dict[int, GemmReading] = {}
     for reading in readings:
-        known = best.get(reading.rank)
-        if known is None or reading.device.value_s < known.device.value_s:
-            best[reading.rank] = reading
+        known = best.setdefault(reading.rank, reading)
+        faster = min(known, reading, key=lambda r: r.device.value_s)
+        waits = [r.waiting for r in (known, reading) if r.waiting is not None]
+        waiting = min(waits, key=lambda w: w.value_s) if waits else None
+        best[reading.rank] = replace(faster, waiting=waiting)
     return best
+
+
+def merge_checks(readings: Iterable[HostReading]) -> list[HostReading]:
+    """One a rank and check: the faster of several rounds."""
+    best: dict[tuple[int, str], HostReading] = {}
+    for reading in readings:
+        known = best.setdefault((reading.rank, reading.what), reading)
+        if reading.reading.value_s < known.reading.value_s:
+            best[reading.rank, reading.what] = reading
+    return list(best.values())
 
 
 @dataclass(frozen=True, slots=True)

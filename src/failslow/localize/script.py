@@ -35,7 +35,8 @@ __all__ = [
     "reference_script",
 ]
 
-Script = list[dict[str, Any]]
+Stage = dict[str, Any]
+Script = list[Stage]
 """Stages in order, JSON."""
 T = TypeVar("T")
 Links = list[tuple[float, int, int]]
@@ -43,7 +44,9 @@ Links = list[tuple[float, int, int]]
 Ranks = list[tuple[float, int]]
 """(usefulness, rank)."""
 
-_SUSPECT, _PEER, _AROUND, _COMPARE, _WHOLE, _REST = 100.0, 90.0, 80.0, 70.0, 50.0, 40.0
+_SUSPECT, _PEER, _AROUND, _COMPARE, _WHOLE, _REST, _AGAIN = (
+    100.0, 90.0, 80.0, 70.0, 50.0, 40.0, 30.0,
+)  # fmt: skip
 """How useful a measurement is; a suspect's own score is added."""
 
 
@@ -89,6 +92,9 @@ class ScriptSettings:
     """Rows and columns of the square matrices."""
     gemm_s: float = 0.0
     """Seconds a worker computes, besides warming up."""
+    rounds: int = 0
+    """Times each worker computes, apart from each other: a CPU has slow spells of its own (what
+    else its machine does), and the faster round counts."""
     gemm_repeats: int = 5
     """...and how many products at least."""
     sizes_bytes: tuple[int, ...] = ()
@@ -110,6 +116,8 @@ class ScriptSettings:
             )
         if any(not 1 <= size <= 2**31 for size in self.sizes_bytes):
             raise ConfigError(f"sizes_bytes {self.sizes_bytes} must each be 1 to 2147483648")
+        if not 0 <= self.rounds <= 10:
+            raise ConfigError(f"rounds ({self.rounds}) must be 0 to 10")
         if self.peers < 0 or self.most_ranks < 1 or min(self.most_endpoints, self.all_pairs) < 0:
             raise ConfigError(
                 f"peers ({self.peers}), most_endpoints ({self.most_endpoints}) and all_pairs "
@@ -138,7 +146,8 @@ class ScriptSettings:
             # half precision is there on every GPU a job trains on; the CPU's matrices fit its cache
             gemm_dtype=self.gemm_dtype or ("float32" if on_cpu else "float16"),
             gemm_size=self.gemm_size or (384 if on_cpu else 8192),
-            gemm_s=self.gemm_s or (0.25 if on_cpu else 0.15),
+            gemm_s=self.gemm_s or 0.15,
+            rounds=self.rounds or (2 if on_cpu else 1),
             sizes_bytes=self.sizes_bytes or sizes,
             bandwidth=self.bandwidth or (125e6 if on_cpu else 5e9),
             connect_s=self.connect_s or (0.03 if on_cpu else 0.4),
@@ -316,11 +325,12 @@ class _Job:
                 left_s -= stage["expect_s"]
         return script
 
-    def _computing(self, ranks: Ranks) -> list[tuple[float, dict[str, Any]]]:
+    def _computing(self, ranks: Ranks) -> list[tuple[float, Stage]]:
         settings = self.settings
         waves = self._waves(ranks)
+        turns = max(1, len(waves) * settings.rounds)
         # many workers on one machine take turns: shorter ones then
-        least_s = min(settings.gemm_s, max(0.1, 0.3 * settings.budget_s / max(1, len(waves))))
+        least_s = min(settings.gemm_s, max(0.1, 0.3 * settings.budget_s / turns))
         expect_s = least_s + 0.05 if self.on_cpu else least_s + 0.15
         about = {
             "dtype": settings.gemm_dtype,
@@ -330,9 +340,14 @@ class _Job:
             "limit_s": round(3 * expect_s + 0.1, 3),
             "expect_s": round(expect_s, 3),
         }
-        return [(useful, {"do": "gemm", "ranks": wave, **about}) for useful, wave in waves]
+        return self._rounds([(u, {"do": "gemm", "ranks": wave, **about}) for u, wave in waves])
 
-    def _hosts(self, ranks: Ranks) -> list[tuple[float, dict[str, Any]]]:
+    def _rounds(self, stages: list[tuple[float, Stage]]) -> list[tuple[float, Stage]]:
+        """The stages, and once more what there is of rounds: after the links, well apart."""
+        again = [(_AGAIN, stage) for _ in range(1, self.settings.rounds) for _, stage in stages]
+        return [*stages, *again]
+
+    def _hosts(self, ranks: Ranks) -> list[tuple[float, Stage]]:
         if not self.on_cpu:  # one worker speaks for its host
             first: dict[str, tuple[float, int]] = {}
             for useful, rank in ranks:
@@ -341,7 +356,9 @@ class _Job:
         about = {"limit_s": 0.4, "expect_s": 0.07}
         waves = self._waves(ranks)
         # worth less than the benchmark of the same workers, which comes first
-        return [(u - 5.0, {"do": "host", "ranks": wave, **about}) for u, wave in waves]
+        return self._rounds(
+            [(u - 5.0, {"do": "host", "ranks": wave, **about}) for u, wave in waves]
+        )
 
     def _waves(self, ranks: Ranks) -> list[tuple[float, list[int]]]:
         """Workers that may compute at the same time, in as few waves as can be."""
@@ -357,7 +374,7 @@ class _Job:
             waves[turn][1].append(rank)
         return waves
 
-    def _transfers(self, links: Links) -> list[tuple[float, dict[str, Any]]]:
+    def _transfers(self, links: Links) -> list[tuple[float, Stage]]:
         settings = self.settings
         expect_s = settings.connect_s + sum(settings.sizes_bytes) * settings.repeats / (
             settings.bandwidth

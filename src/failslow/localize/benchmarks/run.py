@@ -160,9 +160,9 @@ class _Run:
         broken = True
         try:
             if self.rank == sender:
-                waited = send_all(channel, sizes_bytes=sizes, until_s=until_s, device=device)
-                broken = False
-                return [waited]
+                sent = send_all(channel, sizes_bytes=sizes, until_s=until_s, device=device)
+                broken = bool(sent["error"])
+                return [sent]
             results = receive_all(
                 channel,
                 sizes_bytes=sizes,

@@ -116,19 +116,24 @@ class _NcclChannel:
 def send_all(
     channel: Channel, *, sizes_bytes: Sequence[int], until_s: float, device: torch.device
 ) -> dict[str, Any]:
-    """Send what the other side asks for until it asks for nothing. Raises RuntimeError.
+    """Send what the other side asks for until it asks for nothing.
 
     until_s: on the clock of time.perf_counter.
     """
     buffer = torch.ones(max(sizes_bytes), dtype=torch.uint8, device=device)
     asked = torch.zeros(1, dtype=torch.int64, device=device)
     books = Books(every_thread=True)
-    while True:
-        channel.receive(asked, until_s - time.perf_counter())
-        size = int(asked.item())
-        if not 0 < size <= len(buffer):
-            return {"waited": _waited(books)}
-        channel.send(buffer[:size], until_s - time.perf_counter())
+    error = ""
+    try:
+        while True:
+            channel.receive(asked, until_s - time.perf_counter())
+            size = int(asked.item())
+            if not 0 < size <= len(buffer):
+                break
+            channel.send(buffer[:size], until_s - time.perf_counter())
+    except RuntimeError as failure:
+        error = _text(failure)
+    return {"seconds": None, "waited": _waited(books), "error": error}
 
 
 def receive_all(
@@ -156,8 +161,11 @@ def receive_all(
         return time.perf_counter() - begin_s
 
     results: list[dict[str, Any]] = []
-    size, begin_s = sizes[0], time.perf_counter()
+    size, begin_s = 1, time.perf_counter()
+    books = Books(every_thread=True)
     try:
+        ask(size)  # the other side may still be at the stage before
+        size, begin_s = sizes[0], time.perf_counter()
         fastest_s, fastest_size = ask(size), size  # not counted: connections start slowly
         for size in sizes:
             times_s: list[float] = []
@@ -177,15 +185,16 @@ def receive_all(
                 break
         ask(0)
     except RuntimeError as error:
-        results.append(
-            {
-                "size_bytes": size,
-                "seconds": None,
-                "at_least_s": round(time.perf_counter() - begin_s, 4),
-                "error": str(error).splitlines()[0][:200],
-            }
-        )
+        cut: dict[str, Any] = {"seconds": None, "waited": _waited(books), "error": _text(error)}
+        if size >= sizes[0]:
+            at_least_s = round(time.perf_counter() - begin_s, 4)
+            cut |= {"size_bytes": size, "at_least_s": at_least_s}
+        results.append(cut)
     return results
+
+
+def _text(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200]
 
 
 def _waited(books: Books) -> float:
