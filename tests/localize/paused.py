@@ -45,7 +45,8 @@ class Control:
         self.endpoint.poll(AGENTS, 0.0)
         job.until(lambda: self.endpoint.health().transport.connected)
         many = {"pauses_per_hour": 1000, "max_pause_share": 1.0, **settings}
-        self.lead = PauseLead(LocalizeConfig(**many), mode=mode)
+        self.config = LocalizeConfig(**many)
+        self.lead = PauseLead(self.config, mode=mode)
         self.said: list[tuple[float, int | None, dict[str, Any]]] = []
         """(when, rank, body) of all reports about pauses."""
         self.given: list[tuple[float, dict[str, Any]]] = []

@@ -15,6 +15,7 @@ from tests.localize.paused import JOB, SCRIPT, Control, Told, advance
 from tests.runtime.watched import WatchedJob, watched
 
 from failslow.capture import builder
+from failslow.localize.script import ScriptSettings, WorkerPlace, reference_script
 
 HOLD_S = 2.0
 LONGEST_S = HOLD_S + 2.0 + 4.0
@@ -109,6 +110,27 @@ def test_training_is_bit_identical_with_pauses_and_without(scenario: str, mode: 
     assert max(lengths) < HOLD_S + 2.0
     plain = undisturbed(scenario, 140)
     assert told.same_as(plain) >= 100
+
+
+@pytest.mark.timeout(240)
+def test_the_real_benchmarks_leave_training_as_it_was() -> None:
+    with training("ddp", stub="") as job:
+        places = [WorkerPlace(rank=rank, node="n", device="cpu") for rank in range(4)]
+        stages = reference_script(places, ScriptSettings(budget_s=1.5))
+        control = control_of(job)
+        result = control.pause(stages)
+        assert result.ok, (result, control.said)
+        assert result.missing == ()
+        measured = [one for body in result.results.values() for one in body]
+        assert {one["do"] for one in measured} >= {"gemm", "p2p"}
+        assert all(one["rank"] in range(4) for one in measured)
+        assert result.pause_s < HOLD_S + control.config.pause_limit_s + 1.0
+        advance(job, 40)
+        control.close()
+        job.stop()
+        told = Told(job)
+        assert all(rank["status"]["faults"] == {} for rank in told.ranks)
+    assert told.same_as(undisturbed("ddp", 140)) >= 100
 
 
 @pytest.mark.timeout(120)
