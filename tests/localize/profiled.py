@@ -102,9 +102,17 @@ class Profiled:
 
 @contextmanager
 def profiled(
-    layout: str, *, world: int, work_ms: float = 60.0, command: Sequence[str] = ()
+    layout: str,
+    *,
+    world: int,
+    work_ms: float = 60.0,
+    command: Sequence[str] = (),
+    capture: str = "",
 ) -> Iterator[Profiled]:
-    """Start the ranks, each of `command` if one is given; leaving the block ends them."""
+    """Start the ranks, each of `command` if one is given; leaving the block ends them.
+
+    capture: the way calls are captured; "" the best there is.
+    """
     with tempfile.TemporaryDirectory(prefix="failslow-test-") as name:
         folder, port = Path(name), str(free_port())
         job = Profiled(world, folder, [])
@@ -124,6 +132,7 @@ def profiled(
                     "FAILSLOW_CAPTURE_FOLDER": name,
                     "TRAIN_FOLDER": name,
                     "TRAIN_WORK_MS": str(work_ms),
+                    **({"FAILSLOW_CAPTURE_MODE": capture} if capture else {}),
                 }
                 with (folder / f"rank{rank}.txt").open("wb") as out:
                     job.ranks.append(
