@@ -82,7 +82,7 @@ class Job:
         *,
         partial: bool = True,
     ) -> dict[str, Any]:
-        """Train; the next plan is ordered three steps after the one before was answered."""
+        """Train; the next plan is ordered a while after the one before was answered."""
         run: dict[str, Any] = {"losses": [], "counts": [], "indices": [], "outcomes": []}
         waiting, due, base = list(plans), 3, self.orders
         self.listen()
@@ -99,7 +99,7 @@ class Job:
             for letter in self.listen():
                 if letter["what"] == "outcome" and letter["id"] > base:
                     run["outcomes"].append({**letter, "seen_at": index})
-                    due = index + 3
+                    due = index + max(3, self.steps // 8)
             # everybody orders at the same step, although only rank 0 hears
             shared = torch.tensor([due])
             dist.broadcast(shared, 0)
@@ -352,7 +352,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    faulthandler.dump_traceback_later(200.0)  # a deadlock shows where it is
+    faulthandler.dump_traceback_later(800.0)  # a deadlock shows where it is
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0)
@@ -368,8 +368,7 @@ def main() -> None:
         time.sleep(0.2)  # gloo aborts when a peer closes first: all leave together
         if name != options.scenarios[-1]:
             dist.destroy_process_group()
-        print(name, "done", flush=True)
-    (options.out / f"rank{rank}.json").write_text(json.dumps(report))
+        (options.out / f"rank{rank}.json").write_text(json.dumps(report))
     os._exit(0)
 
 
