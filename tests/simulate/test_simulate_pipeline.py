@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipeline_events import run_events
+from tests.simulate.pipeline_events import run_events
 
 from failslow.errors import ConfigError
 from failslow.simulate.pipeline import Pipeline

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_traces import Job, Row, make_trace, rows_of, write_csv, write_json_lines
+from tests.simulate.made_traces import Job, Row, make_trace, rows_of, write_csv, write_json_lines
 
 from failslow.errors import InputError, MissingDependencyError
 from failslow.ingest.traces import read_layout, read_trace

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_traces import GATHER_S, Job, Own, make_trace
+from tests.simulate.made_traces import GATHER_S, Job, Own, make_trace
 
 from failslow.errors import InputError
 from failslow.ingest.traces import read_layout, read_trace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_traces import Job, make_trace, rows_of, write_csv
+from tests.simulate.made_traces import Job, make_trace, rows_of, write_csv
 from typer.testing import CliRunner, Result
 
 from failslow.cli import app
