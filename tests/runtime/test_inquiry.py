@@ -275,3 +275,17 @@ def test_a_new_controller_compares_with_the_reference_in_the_journal() -> None:
     assert [m.expected for m in suspect.measurements if m.what.startswith("own time")] == [
         pytest.approx(0.06)
     ]
+
+
+def test_a_new_controller_keeps_to_the_budget_of_pauses() -> None:
+    job = inquired(pauses_per_hour=1)
+    job.story()
+    assert [entry.record["ok"] for entry in job.said("validation")] == [True, True]
+    job.begin("launch-1", job.journal)
+    job.slow = 1.0
+    job.iterate(300, HEALTHY_S)
+    job.slow = 1.6
+    job.iterate(200, HEALTHY_S, slow=1.4, culprit=2)
+    refused = [entry.record["reason"] for entry in job.said("validation")][2:]
+    assert refused
+    assert all("pauses_per_hour" in reason for reason in refused)

@@ -319,7 +319,7 @@ class Pipeline:
                 end_t=entry.t,
             )
         resumed = self.remedy.resume(past.facts, past.plan)
-        self.inquiry.restore(past.reference, past.profiles.values())
+        self.inquiry.restore(past.reference, past.profiles.values(), past.pauses)
         blind_s = max(0.0, now_s - past.last_t)
         text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
         if past.ended:

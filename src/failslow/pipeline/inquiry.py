@@ -41,8 +41,6 @@ _BEFORE_S, _AFTER_S = 120.0, 5.0
 _RETRY_S = 5.0
 _RETRIES = 6
 _MAX_RECHECK_S = 600.0
-_SHARE = 0.8
-"""Of a pause's limit what its script may take by estimate."""
 _JOURNALED = 1024
 """Profiles of more ranks than this are not all written down."""
 
@@ -171,11 +169,17 @@ class Inquiry:
         return out
 
     def restore(
-        self, results: Sequence[Mapping[str, Any]], profiles: Iterable[RankProfile]
+        self,
+        results: Sequence[Mapping[str, Any]],
+        profiles: Iterable[RankProfile],
+        pauses: Iterable[tuple[float, float, bool]],
     ) -> None:
-        """The reference and the healthy profiles an earlier controller of this job took."""
+        """What an earlier controller of this job took: the reference, healthy profiles, and its
+        pauses: (when, seconds, whether it counts)."""
         self._reference = [dict(result) for result in results]
         self._healthy = {profile.rank: profile for profile in profiles}
+        for t, pause_s, counted in pauses:
+            self._lead.remember(t, pause_s, counted=counted)
 
     # -- profiles ----------------------------------------------------------------------------------
 
@@ -257,15 +261,7 @@ class Inquiry:
         return self._pause(stages, "reference", now_s)
 
     def _settings(self) -> script.ScriptSettings:
-        config = self._config
-        repeats = {"gemm_repeats": config.gemm_repeats, "repeats": config.p2p_repeats}
-        return script.ScriptSettings(
-            budget_s=_SHARE * config.pause_limit_s,
-            gemm_dtype=config.gemm_dtype or "",
-            gemm_size=config.gemm_size or 0,
-            sizes_bytes=config.p2p_sizes_bytes or (),
-            **{name: count for name, count in repeats.items() if count is not None},
-        )
+        return script.ScriptSettings.from_config(self._config)
 
     def _pause(self, stages: script.Script, why: str, now_s: float) -> list[Instruction]:
         self._why, self._taking_part = why, frozenset(self._ranks())

@@ -43,6 +43,8 @@ class Past:
     """Results of the benchmarks in healthy times."""
     profiles: dict[int, RankProfile] = field(default_factory=dict)
     """How each worker's calls went in healthy times."""
+    pauses: list[tuple[float, float, bool]] = field(default_factory=list)
+    """When training was paused, for how many seconds, and whether the budget counts it."""
     _decided: Plan | None = None
 
     def telling_steps(self) -> list[JournalEntry]:
@@ -77,7 +79,10 @@ class Past:
             if entry.record.ok and entry.record.level == self._decided.level:
                 self.plan = self._decided
         elif entry.kind == "validation" and isinstance(entry.record, dict):
-            ok = entry.record.get("why") == "reference" and entry.record.get("ok")
+            refers, pause_s = entry.record.get("why") == "reference", entry.record.get("pause_s")
+            if isinstance(pause_s, (int, float)):
+                self.pauses.append((entry.t, float(pause_s), not refers))
+            ok = refers and entry.record.get("ok")
             self.reference = list(entry.record.get("results", ())) if ok else self.reference
 
 
