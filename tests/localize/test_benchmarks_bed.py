@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.localize.benching import JOB, Bench, is_crowded
@@ -26,6 +27,13 @@ class Nodes:
         self.healthy = job.run(reference_script(self.workers))
 
     def verdict(self, diagnosis: Diagnosis | None = None) -> Verdict:
+        """What two pauses agree on: what else this machine does hits one worker, then another."""
+        once, twice = self._verdict(diagnosis), self._verdict(diagnosis)
+        agreed = {finding.key for finding in once.findings}
+        findings = tuple(finding for finding in twice.findings if finding.key in agreed)
+        return replace(twice, findings=findings)
+
+    def _verdict(self, diagnosis: Diagnosis | None) -> Verdict:
         """Of one pause; of another one, if the machine was too crowded to prove anything."""
         for attempt in range(6):
             results = self.job.run(plan(diagnosis, self.workers))

@@ -158,10 +158,13 @@ def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) 
     environ = {"FAILSLOW": "0", "FAILSLOW_METRICS_PORT": str(port)}
     with watched(world=2, command=command, environ=environ) as job:
         job.until(lambda: len(job.steps()) >= 10)
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            metrics = answer.read().decode()
-        assert 'failslow_iteration_seconds{job="' in metrics
-        assert "failslow_episode_active" in metrics
+
+        def metrics() -> str:
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+
+        assert 'failslow_iteration_seconds{job="' in metrics()
+        job.until(lambda: "failslow_episode_active" in metrics())  # the controller's news came
         job.stop()
         until(lambda: not job.ours(), 20.0)
         assert job.health("controller")[-1]["event"] == "ended"
