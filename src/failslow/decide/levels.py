@@ -153,7 +153,9 @@ class _Grid:
                 there = there or list(range(len(link)))
                 here = here or (list(range(len(link))) if finding.peer_ranks else [])
                 pairs = [(a, b) for a in here for b in there if a != b]
-                for a, b in pairs:
+                # which way round a ring goes is the library's choice (gloo: from r to r - 1), so a
+                # neighbour is a bad one whichever of the two directions is slow
+                for a, b in (*pairs, *((b, a) for a, b in pairs)):
                     link[a, b] = max(link[a, b], finding.slowdown)
                 known = bool(pairs)
             else:
