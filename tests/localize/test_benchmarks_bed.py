@@ -72,7 +72,7 @@ def test_healthy_nodes_are_accused_of_nothing(nodes: Nodes) -> None:
     assert named(found) == set(), found
 
 
-@pytest.mark.parametrize("rate_mbit", [pytest.param(100, marks=pytest.mark.slow), 480])
+@pytest.mark.parametrize("rate_mbit", [200, pytest.param(480, marks=pytest.mark.slow)])
 def test_one_directed_link_is_told(nodes: Nodes, rate_mbit: float) -> None:
     one, two = nodes.bed.nodes[1], nodes.bed.nodes[2]
     group = Suspect(
