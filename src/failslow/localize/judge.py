@@ -138,6 +138,9 @@ class _Case:
             contended = compare(shares, shares_before, self.settings.host)
             waiting |= {rank: c for rank, c in contended.items() if c.is_slow}
         hosts = self._hosts()
+        for rank in hosts:
+            if rank in now and rank not in slow | waiting and is_cpu(self.places[rank].device):
+                hosts[rank] = []  # a check of a moment, where the work itself is as fast as ever
         findings = together
         nodes = dict.fromkeys(self.places[r].node for r in (*now, *hosts))
         for node in nodes:
