@@ -101,12 +101,6 @@ class Inquiry:
         """How the workers' calls went in healthy times."""
         return list(self._healthy.values())
 
-    @property
-    def suspects(self) -> tuple[int, ...]:
-        """Ranks the present diagnosis accuses."""
-        diagnosis = self._case.diagnosis if self._case else None
-        return tuple(r for s in diagnosis.suspects for r in s.ranks) if diagnosis else ()
-
     # -- what happens ------------------------------------------------------------------------------
 
     def note(self, write: Write, now_s: float) -> list[Instruction]:

@@ -87,8 +87,9 @@ class Duty:
         """A worker's letter of its topic came."""
 
     def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:
-        """Do what is due; called about ten times a second."""
-        raise NotImplementedError
+        """Do what is due; called about ten times a second. A duty without reports returns none."""
+        del workers, now_s
+        return ()
 
     def close(self) -> None:
         """The agent ends: undo what must not outlive it."""
