@@ -44,7 +44,8 @@ def test_a_real_process_is_sampled_and_reported() -> None:
         while len(duty.collector.window().t) < 6:
             assert list(duty.turn(workers, time.monotonic())) == []
             assert time.monotonic() < deadline_s
-            sum(range(50_000))  # something to see
+            sum(range(200_000))  # something to see...
+            time.sleep(0.01)  # ...and room for the duty's thread, which needs the interpreter too
         duty.order(
             Order(topic="telemetry", body={"since_t": begin_t, "until_t": None}), time.monotonic()
         )
