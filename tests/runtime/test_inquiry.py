@@ -27,6 +27,8 @@ class Inquired(Scripted):
     """Why rank 0 does not let itself be paused."""
     mute: frozenset[int] = frozenset()
     """Ranks that send no profile."""
+    shy = 0
+    """Pauses for suspects in which the culprit's benchmark is as fast as any other's."""
 
     def begin(self, launch: str, entries: Any = ()) -> None:
         self.read = len(self.out)
@@ -101,7 +103,9 @@ class Inquired(Scripted):
                 else:
                     self.tell(rank, "pause", about | {"say": "ready", "count": 110})
         elif body["do"] == "commit":
-            culprits = Culprits(devices={self.culprit: self.slow})
+            hidden = self.slow > 1.0 and self.shy > 0
+            self.shy -= hidden
+            culprits = Culprits(devices={} if hidden else {self.culprit: self.slow})
             measured = Lab(workers=self.places(), noise=0.03).run(self.script, culprits)
             for rank in RANKS:
                 results = [r for r in measured if r.get("by", r["rank"]) == rank]
@@ -221,6 +225,27 @@ def test_a_suspicion_that_is_cleared_is_not_followed() -> None:
     job.iterate(200, HEALTHY_S)
     assert [event for event, _ in job.events()] == ["suspected", "cleared"]
     assert "suspects" not in [entry.record["why"] for entry in job.said("validation")]
+
+
+def test_a_verdict_that_names_nobody_is_tried_again_on_new_profiles() -> None:
+    job = inquired()
+    job.shy = 1
+    job.story()
+    job.iterate(200, HEALTHY_S, slow=1.4, culprit=2)
+    empty, named = (e for e in job.said("verdict") if e.record.episode)
+    assert empty.record.findings == ()
+    assert [(f.what, f.ranks) for f in named.record.findings] == [("device", (2,))]
+    assert 10.0 <= named.t - empty.t < 20.0
+    asked = [order for order in job.orders if order.topic == "profile"]
+    assert len(asked) == 2
+
+
+def test_verdicts_that_name_nobody_end_after_three() -> None:
+    job = inquired()
+    job.shy = 100
+    job.story()
+    job.iterate(4000, HEALTHY_S, slow=1.4, culprit=2)
+    assert len([e for e in job.said("verdict") if e.record.episode]) == 3
 
 
 def test_relief_ends_the_inquiry() -> None:

@@ -41,6 +41,9 @@ _BEFORE_S, _AFTER_S = 120.0, 5.0
 _RETRY_S = 5.0
 _RETRIES = 6
 _MAX_RECHECK_S = 600.0
+_EMPTY = 3
+"""Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
+_EMPTY_AGAIN_S = 10.0
 _JOURNALED = 1024
 """Profiles of more ranks than this are not all written down."""
 
@@ -63,6 +66,10 @@ class _Case:
     """When suspects are to be put to the proof (again)."""
     recheck_s: float = 0.0
     failures: int = 0
+    empty: int = 0
+    """Verdicts in a row that found nothing..."""
+    judged: Diagnosis | None = None
+    """...and the diagnosis the last one was on."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -126,6 +133,7 @@ class Inquiry:
             slower = write.tags["slowdown_now"] > self._case.slowdown
             self._case.slowdown = write.tags["slowdown_now"]
             if slower:
+                self._case.empty = 0
                 return self._ask(self._case, now_s)
         elif event in ("relief", "abandoned"):
             self._case = None
@@ -237,9 +245,12 @@ class Inquiry:
             return []
         if case.due_s is None or now_s < case.due_s:
             return []
-        if case.recheck_s and not holding and not case.findings:
-            return []  # found nothing twice: another level or episode asks again
         case.due_s = None
+        if case.empty and not holding:
+            if case.empty >= _EMPTY:
+                return []
+            if case.diagnosis is case.judged:
+                return self._ask(case, now_s)
         diagnosis = case.diagnosis
         stages = script.plan(diagnosis, self._places(), self._settings())
         if not stages:
@@ -338,8 +349,14 @@ class Inquiry:
             verdict = accord(verdict, case.diagnosis, slowdown=case.slowdown, own=self._own())
         findings = verdict.findings
         case.findings = findings
-        case.recheck_s = min(_MAX_RECHECK_S, 2.0 * case.recheck_s or self._config.recheck_s)
-        case.due_s = now_s + case.recheck_s
+        case.judged = case.diagnosis
+        if findings:
+            case.empty = 0
+            case.recheck_s = min(_MAX_RECHECK_S, 2.0 * case.recheck_s or self._config.recheck_s)
+            case.due_s = now_s + case.recheck_s
+        else:
+            case.empty += 1
+            case.due_s = now_s + min(_MAX_RECHECK_S, _EMPTY_AGAIN_S * 2 ** (case.empty - 1))
         out: list[Instruction] = [
             Write(kind="telemetry", record=window, t=now_s) for window in windows
         ]
