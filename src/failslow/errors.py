@@ -10,6 +10,7 @@ FailslowError                  base: the message is one line for a user: what, w
 ├── JournalError               a journal cannot be read or written
 ├── OutputError                a report cannot be written
 ├── PlanError                  what is asked of a planner cannot be
+├── ProbeError                 a campaign of probes, or its store, cannot be run or read
 └── TransportError             a message bus cannot be used as asked
     └── MessageTooLargeError   a message is over the size limit
 """
@@ -28,6 +29,7 @@ __all__ = [
     "MoveError",
     "OutputError",
     "PlanError",
+    "ProbeError",
     "TransportError",
     "UnknownFormatError",
 ]
@@ -84,6 +86,10 @@ class OutputError(FailslowError):
 
 class PlanError(FailslowError):
     """What is asked of a planner cannot be: infeasible bounds, impossible costs."""
+
+
+class ProbeError(FailslowError):
+    """A campaign of probes cannot be run, or its store cannot be read or written."""
 
 
 class TransportError(FailslowError):
