@@ -108,6 +108,8 @@ class TelemetryConfig(StageConfig):
 
     interval_s: float = Field(1.0, ge=0.05, le=60.0)
     """Seconds between samples of everything; ten minutes of them are kept."""
+    record_s: float = Field(0.0, ge=0.0, le=60.0)
+    """Put all of them into the journal, so often; 0: only what a verdict asks for."""
 
 
 class LocalizeConfig(StageConfig):

@@ -130,6 +130,9 @@ class Pipeline:
             return out
         if isinstance(event, BusReport):
             return self.health.bus(event, now_s)
+        if isinstance(event, Report) and _is_unasked(event):
+            body = {**event.body, "node": event.node}
+            return [Write(kind=event.topic, record=body, t=now_s)]
         if isinstance(event, Report):
             asked = self.remedy if event.topic in ("steer", "act", "restart") else self.inquiry
             return asked.report(event, now_s)
@@ -332,3 +335,8 @@ class Pipeline:
         elif past.episode is not None:
             self._episodes.rename(str(past.episode.tags.get("id", "")))
         return out
+
+
+def _is_unasked(report: Report) -> bool:
+    """Telemetry for the journal alone: no verdict may take it for the window it asked for."""
+    return report.topic == "telemetry" and report.body.get("why") == "record"

@@ -246,7 +246,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
             PauseDuty(node),
             SteerDuty(node),
-            TelemetryDuty(node=node, job=job, say=_say, interval_s=telemetry.interval_s),
+            TelemetryDuty(
+                node=node,
+                job=job,
+                say=_say,
+                interval_s=telemetry.interval_s,
+                record_s=telemetry.record_s,
+            ),
         ],
     )
     server = metrics.serve() if metrics is not None else None

@@ -23,6 +23,9 @@ CPU seconds a second, `_cv` standard deviation over mean; without one it is a pl
 names mean stands in `failslow.telemetry`. `gpus` says which workers NVML saw on each (it may not
 see into containers), `addresses` those of the node as its workers' connections show them.
 
+With `record_s` such a report comes unasked every so many seconds, of the time since the last one,
+with "why": "record".
+
 Everything is sampled in a thread of its own: a driver that hangs costs telemetry, not the watching.
 """
 
@@ -39,8 +42,10 @@ from failslow.runtime.duties import Duty, WatchedWorker
 from failslow.telemetry.base import Sampler
 from failslow.telemetry.collect import Collector, node_samplers
 
-__all__ = ["TelemetryDuty"]
+__all__ = ["RECORD", "TelemetryDuty"]
 
+RECORD = "record"
+"""`why` of a report that nobody asked for: for the journal, not for a verdict."""
 _KEEP_S = 600.0
 _PEEK_S = (0.01, 0.09)
 _ASK_S = 5.0
@@ -63,6 +68,7 @@ class TelemetryDuty(Duty):
         job: str = "",
         say: Callable[[str], None] = lambda _: None,
         interval_s: float = 1.0,
+        record_s: float = 0.0,
         samplers: Callable[[Callable[[], Mapping[int, int]]], Sequence[Sampler]] | None = None,
     ) -> None:
         if not 0.05 <= interval_s <= 60:
@@ -74,6 +80,8 @@ class TelemetryDuty(Duty):
         self._orders: list[Order] = []
         self._said: set[str] = set()
         self._asked_s = -1e9
+        self._record_s = record_s
+        self._recorded_t = time.time()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -109,6 +117,18 @@ class TelemetryDuty(Duty):
                 interval_s=self._interval_s,
             )
             yield Report(node=self._node, topic=self.topic, body=body)
+        if self._record_s and self._thread is not None:
+            yield from self._record(time.time())
+
+    def _record(self, now_t: float) -> Iterable[Report]:
+        """What was sampled since the last time, if that is long enough ago."""
+        if now_t - self._recorded_t < self._record_s:
+            return
+        body = self.collector.report(
+            since_t=self._recorded_t, until_t=now_t, interval_s=self._interval_s
+        )
+        self._recorded_t = now_t
+        yield Report(node=self._node, topic=self.topic, body={**body, "why": RECORD})
 
     def close(self) -> None:
         """As `Duty.close`."""

@@ -151,7 +151,7 @@ class _Reader:
             self._health(record, t)
         elif kind == "validation":
             self._pauses.take(record, t)
-        else:
+        elif record.get("why") != "record":  # what a verdict rests on, not all there is
             self._telemetry.append((t, record))
             del self._telemetry[:-_MOST_TELEMETRY]
 

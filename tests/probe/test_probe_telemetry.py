@@ -1,0 +1,52 @@
+"""Telemetry that nobody asked for goes into the journal, and into no verdict."""
+
+import itertools
+import os
+import time
+
+from failslow.capture.ring import process_start_ticks
+from failslow.pipeline import Pipeline, Report, Write
+from failslow.runtime.duties import WatchedWorker
+from failslow.runtime.duty_telemetry import TelemetryDuty
+from failslow.runtime.wire import decode, encode_report
+
+
+class Worker:
+    """What a duty sees of one, this very process."""
+
+    rank, pid, ended, mailbox, profiler = 0, os.getpid(), False, None, None
+    worker = f"{os.getpid()}-{process_start_ticks(os.getpid())}"
+
+
+class Ticking:
+    missing: tuple[str, ...] = ()
+
+    def sample(self, now_s: float) -> dict[str, float]:
+        return {"gpu/0/temperature_c": now_s}
+
+
+def test_what_was_sampled_comes_unasked_and_without_gaps() -> None:
+    duty = TelemetryDuty(node="n", interval_s=0.05, record_s=0.4, samplers=lambda _: [Ticking()])
+    worker: WatchedWorker = Worker()  # type: ignore[assignment]  # the little that is looked at
+    found: list[Report] = []
+    deadline_s = time.monotonic() + 30
+    try:
+        while len(found) < 3:
+            assert time.monotonic() < deadline_s
+            found += duty.turn([worker], time.monotonic())
+            time.sleep(0.01)
+    finally:
+        duty.close()
+    for before, after in itertools.pairwise(found):
+        assert before.body["until_t"] == after.body["since_t"]
+    times = [t for report in found for t in report.body["t"]]
+    assert len(times) == len(set(times)) > 8
+    assert decode(encode_report(found[0])) == found[0]
+
+
+def test_the_pipeline_writes_it_down_and_does_no_more() -> None:
+    pipeline = Pipeline(launch="1-1")
+    body = {"why": "record", "t": [1.0], "series": {"cpu/busy_share": [0.5]}}
+    (written,) = pipeline.handle(Report(node="n1", topic="telemetry", body=body), 5.0)
+    assert written == Write(kind="telemetry", record={**body, "node": "n1"}, t=5.0)
+    assert pipeline.handle(Report(node="n1", topic="telemetry", body={"t": []}), 5.0) == []
