@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dp", type=int, default=1, help="data-parallel replicas")
     add("--tp", type=int, default=1, help="tensor-parallel shards")
     add("--steps", type=int, default=100)
+    add("--seconds", type=float, help="end then, if sooner, or at SIGTERM: all after the same step")
     add("--micro-batches", type=int, default=8, help="of a step, over all replicas")
     add("--sequences", type=int, default=4, help="of a micro-batch")
     add("--length", type=int, default=64, help="bytes of a sequence")
@@ -67,6 +69,26 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if chosen.micro_batches < least:
         parser.error(f"--micro-batches must be at least {least:.0f}: one a stage and replica")
     return chosen
+
+
+def until(trainer: Trainer, seconds: float | None) -> Callable[[], None]:
+    """To be called after each step: training ends so many seconds from now, or at SIGTERM."""
+    if seconds is None:
+        return lambda: None
+    end_s = time.monotonic() + seconds
+    signal.signal(signal.SIGTERM, lambda *_: setattr(trainer, "wish", "told"))
+
+    def look() -> None:
+        if time.monotonic() >= end_s:
+            trainer.wish = trainer.wish or "time"
+
+    return look
+
+
+def write(path: Path | None, values: list[float]) -> None:
+    """The file of a finished run, if there is to be one; a .jsonl has grown already."""
+    if path and path.suffix != ".jsonl":
+        path.write_text(json.dumps(values), encoding="ascii")
 
 
 def main() -> None:
@@ -126,6 +148,7 @@ def main() -> None:
         move=trainer.move,
         checkpoint=save if chosen.checkpoint else None,
     )
+    look = until(trainer, chosen.seconds)
     losses: list[float] = []
     times_s: list[float] = []
     for step in range(first, chosen.steps):
@@ -141,13 +164,14 @@ def main() -> None:
         done, every = step + 1, chosen.checkpoint_every
         if chosen.checkpoint and (done == chosen.steps or (every and done % every == 0)):
             save(done)
-        if coordinator.stop:
+        if coordinator.stop or trainer.end:
             break
+        look()
 
+    print(f"ended: {trainer.end or 'steps'}", flush=True)
     if rank == 0:
-        for path, values in ((chosen.losses, losses), (chosen.step_times, times_s)):
-            if path and path.suffix != ".jsonl":
-                path.write_text(json.dumps(values), encoding="ascii")
+        write(chosen.losses, losses)
+        write(chosen.step_times, times_s)
     # gloo aborts where a peer closes first: all leave together, past the interpreter's own exit
     dist.barrier()
     time.sleep(0.3)

@@ -26,6 +26,8 @@ __all__ = ["Trainer", "local"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets."""
+_WISHES = ("told", "time")
+"""Why a worker may want to end; the first outranks."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,6 +53,10 @@ class Trainer:
         self.learning_rate, self.clip, self.seed = learning_rate, clip, seed
         self.work: Callable[[], None] = lambda: None
         """Called once a micro-batch: compute that is there to take time."""
+        self.wish = ""
+        """Why this worker wants to end: "time" is up, or it is "told" to; "" it does not."""
+        self.end = ""
+        """The same of any worker, as of the last step: all of them know it after the same one."""
         self._weight = 0.0
         self._build(grid)
 
@@ -180,7 +186,7 @@ class Trainer:
     def _clip(self, losses: Sequence[torch.Tensor]) -> float:
         """Scale the gradients down to a global norm of at most `clip`; the global loss."""
         layout = self.grid.layout
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        total = torch.zeros(2 + len(_WISHES), dtype=torch.float64, device=self.device)
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 continue
@@ -188,9 +194,13 @@ class Trainer:
             total[0] += local(parameter.grad).double().square().sum() / holders
         for loss in losses:
             total[1] += loss.double() / layout.tp
+        if self.wish:
+            total[2 + _WISHES.index(self.wish)] = 1.0
         dist.all_reduce(total)
-        norm = float(total[0]) ** 0.5
+        sums = total.tolist()
+        self.end = next((w for w, n in zip(_WISHES, sums[2:], strict=True) if n), "")
+        norm = float(sums[0]) ** 0.5
         if self.clip and norm > self.clip:
             for gradient in self._gradients():
                 gradient.mul_(self.clip / norm)
-        return float(total[1])
+        return float(sums[1])
