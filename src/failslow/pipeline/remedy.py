@@ -51,6 +51,9 @@ _OWN = 5
 """Iterations whose median is a worker's own time now."""
 _PACES = 3
 """Last letters of a worker about its pace that count: one comes every second."""
+_PACES_KEPT = 64
+"""Letters that tell of healthy times. Where an iteration takes seconds, those since the onset are
+among them when the suspicion begins: their lower quartile is healthy all the same."""
 _FACTS: TypeAdapter[JobFacts] = TypeAdapter(JobFacts)
 _OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -144,7 +147,7 @@ class Remedy:
         """A worker says what a micro-batch takes it."""
         rank, seconds = int(body["rank"]), float(body["microbatch_s"])
         if seconds > 0.0:
-            self._microbatch_s.setdefault(rank, deque(maxlen=_PACES)).append(seconds)
+            self._microbatch_s.setdefault(rank, deque(maxlen=_PACES_KEPT)).append(seconds)
 
     def verdict(self, verdict: Verdict, now_s: float) -> list[Instruction]:
         """Culprits were proved, or found well again."""
@@ -187,7 +190,7 @@ class Remedy:
             if len(own) >= _OWN:
                 self._own_s[worker.rank] = median(own)
         for rank, told in self._microbatch_s.items():
-            self._healthy_microbatch_s.setdefault(rank, median(told))
+            self._healthy_microbatch_s.setdefault(rank, sorted(told)[(len(told) - 1) // 4])
         if self.facts is not None and profiles:
             with suppress(PlanError):
                 self._policy.fit(LayoutPlanner(calibrate(self.facts, profiles), self._config))
@@ -340,7 +343,7 @@ class Remedy:
         earlier = initial.placement[position]
         told, usual_s = self._microbatch_s.get(worker.rank), self._healthy_microbatch_s.get(earlier)
         if told and len(told) >= _PACES - 1 and usual_s:
-            return median(told) / usual_s
+            return median(list(told)[-_PACES:]) / usual_s
         usual_s = self._own_s.get(earlier)
         replica = position // facts.tp % facts.dp
         counts, even = force.microbatches, initial.microbatches
