@@ -172,6 +172,9 @@ class DecideConfig(StageConfig):
     """...to S3, pause and slow first iteration included..."""
     restart_cost_s: float = Field(600.0, ge=0.0)
     """...and to S4: checkpoint, restart, and the iterations done again."""
+    horizon_s: float = Field(600.0, ge=0.0)
+    """A fault is expected to last so long from now, or as long as it has lasted already if that is
+    more: S3 is refused where it saves less in that time than it costs."""
     min_gain: float = Field(0.05, gt=0.0, lt=1.0)
     """A plan must make iterations faster by this share, or the one in force stays."""
     min_slowdown: float = Field(1.10, gt=1.0, le=10.0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from failslow.config import DecideConfig
-from failslow.decide.levels import Assessment, InForce
+from failslow.decide.levels import Assessment, InForce, Outlook
 from failslow.records import Finding, JobFacts, Plan, Rung, Verdict
 
 NOTHING_IGNORED: dict[str, Any] = {"min_gain": 1e-9, "relief_slowdown": 1 + 1e-9}
@@ -52,7 +52,12 @@ class Shares:
     def initial(self) -> InForce:
         return InForce(microbatches=(8, 8), placement=(0, 1))
 
-    def assess(self, findings: Sequence[Finding], in_force: InForce) -> tuple[Assessment, ...]:  # noqa: ARG002  # the protocol's
+    def assess(
+        self,
+        findings: Sequence[Finding],  # noqa: ARG002  # the protocol's
+        in_force: InForce,  # noqa: ARG002
+        outlook: Outlook | None = None,  # noqa: ARG002
+    ) -> tuple[Assessment, ...]:
         return tuple(
             Assessment(
                 level=level,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.decide.jobs import device, facts, link, settings
 
-from failslow.decide.levels import Assessment, InForce, LayoutPlanner
+from failslow.decide.levels import Assessment, InForce, LayoutPlanner, Outlook
 from failslow.errors import PlanError
 from failslow.records import Finding, JobFacts, Rung
 
@@ -186,3 +186,39 @@ def test_unknown_stages_share_the_measured_iteration() -> None:
 def test_facts_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(PlanError, match="3 ranks and 4 hosts do not fit a grid of 1 x 4 x 1"):
         LayoutPlanner(facts(ranks=(0, 1, 2)), settings())
+
+
+def test_places_are_not_changed_for_less_than_it_costs() -> None:
+    job, congested = grid(4, 2), link("gpu-2", "gpu-3")
+    planner = LayoutPlanner(job, settings())
+
+    def topology(cost_s: float, horizon_s: float) -> Assessment:
+        outlook = Outlook(topology_cost_s=cost_s, horizon_s=horizon_s)
+        return planner.assess([congested], planner.initial(), outlook)[1]
+
+    free = topology(0.0, 0.0)
+    assert free.applicable
+    assert free.plan is not None
+    assert free.undone is not None
+    share = 1.0 - free.plan.predicted_slowdown / free.undone
+    assert topology(60.0, 60.0 / share + 1.0).applicable
+    dear = topology(60.0, 60.0 / share - 1.0)
+    assert not dear.applicable
+    assert "less than the 60 s that moving costs" in dear.reason
+    assert dear.plan == free.plan  # a person may order it all the same
+    assert dear.pays_from_s == pytest.approx(60.0 / share)
+
+
+def test_places_that_were_changed_are_kept_though_another_change_would_not_pay() -> None:
+    first = assess(grid(4, 2), link("gpu-2", "gpu-3"))["S3"].plan
+    assert first is not None
+    planner = LayoutPlanner(grid(4, 2), settings())
+    in_force = InForce(microbatches=(16, 16), placement=first.placement)
+    rings = [link("gpu-2", "gpu-3"), link("gpu-0", "gpu-1", 3.0)]
+    free = planner.assess(rings, in_force)[1].plan
+    assert free is not None
+    assert free.placement != first.placement
+    kept = planner.assess(rings, in_force, Outlook(topology_cost_s=1e6, horizon_s=1.0))[1]
+    assert kept.applicable
+    assert kept.plan is not None
+    assert kept.plan.placement == first.placement

@@ -11,7 +11,7 @@ from tests.decide.policed import LEVELS, Job
 from failslow.decide.events import Event, Pace, Relieved, Tick
 from failslow.decide.levels import LayoutPlanner
 from failslow.decide.policy import Policy
-from failslow.records import Command, CulpritPace, Outcome
+from failslow.records import Command, CulpritPace, JobFacts, Outcome
 from failslow.stats.survival import SurvivalCurve
 
 
@@ -72,6 +72,39 @@ def test_restart_needs_to_be_allowed_confirmed_and_within_its_cap() -> None:
     job.at(9000.0, Pace(episode="e2", slowdown=2.0, lost_s=0.0))
     (decision,) = job.at(15000.0, verdict(device(2), episode="e2"))
     assert "S4: 1 hosts were given up before and 1 more would exceed" in decision.reason
+
+
+def _ring() -> JobFacts:
+    """Four replicas of two stages on eight hosts: a congested ring is helped by S3 alone."""
+    hosts = tuple(f"gpu-{n}" for n in range(8))
+    return facts(pp=2, stage_s=(0.1, 0.1), hosts=hosts, dp_s=0.3, pp_s=0.004)
+
+
+def test_places_change_once_a_fault_is_old_enough_to_be_worth_it() -> None:
+    planner = LayoutPlanner(_ring(), settings())
+    job = Job(planner, allow_restart=False, topology_cost_s=60.0, horizon_s=20.0)
+    congested = verdict(link("gpu-2", "gpu-3"))
+    job.slow(0.0, lost_s=0.0)
+    # it has lost more than a move costs, in little time: it may be over as soon
+    (stays,) = job.at(10.0, Pace(episode="e1", slowdown=2.0, lost_s=80.0), congested)
+    assert stays.action == "stay"
+    assert "less than the 60 s that moving costs" in stays.reason
+    due_s = job.policy.due_s()
+    assert due_s is not None
+    assert 60.0 < due_s < 200.0
+    assert job.at(due_s - 1.0, Tick()) == []
+    (moves,) = job.at(due_s, Tick())
+    assert (moves.action, moves.level, moves.apply) == ("escalate", "S3", True)
+
+
+def test_a_person_may_order_a_change_of_places_that_would_not_pay() -> None:
+    planner = LayoutPlanner(_ring(), settings())
+    job = Job(planner, allow_restart=False, topology_cost_s=1e6, horizon_s=1.0)
+    job.slow(0.0)
+    (stays,) = job.at(10.0, verdict(link("gpu-2", "gpu-3")))
+    assert stays.action == "stay"
+    (decision,) = job.at(11.0, Command(order="S3"))
+    assert (decision.action, decision.level, decision.apply) == ("obey", "S3", True)
 
 
 def test_plan_that_fails_is_tried_again_and_then_given_up() -> None:

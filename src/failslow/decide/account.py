@@ -27,6 +27,7 @@ class Account:
     episode: str
     """The latest episode's id."""
     now_s: float
+    began_s: float
     slowdown: float = 1.0
     """Of the job now."""
     measured: bool = True
@@ -77,6 +78,11 @@ class Account:
     def lost_s(self) -> float:
         """Seconds lost to slowness since onset."""
         return self.banked_s + self.reported_s + self.since_report_s
+
+    @property
+    def age_s(self) -> float:
+        """Since the onset of its first episode: as long again it is expected to last."""
+        return self.now_s - self.began_s
 
     @property
     def culprits(self) -> tuple[str, ...]:

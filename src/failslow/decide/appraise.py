@@ -10,10 +10,10 @@ the next level with the loss at which it is worth its cost:
 from __future__ import annotations
 
 from failslow.config import DecideConfig
-from failslow.decide.account import RUNGS, Account
+from failslow.decide.account import RUNGS, SLACK_S, Account
 from failslow.decide.costs import CostBook
 from failslow.decide.learned import History, choose_theta
-from failslow.decide.levels import InForce, Planner
+from failslow.decide.levels import InForce, Outlook, Planner
 from failslow.decide.ski import Ladder
 from failslow.records import LevelOption, Rung
 
@@ -31,8 +31,11 @@ class Appraiser:
 
     def look(self, account: Account, in_force: InForce, evictions: int) -> None:
         """Renew the account's options, and its assessments where the culprits have changed."""
-        if account.changed:
-            found = self.planner.assess(tuple(account.findings.values()), in_force)
+        horizon_s = max(self._config.horizon_s, account.age_s) + SLACK_S
+        due = (a.pays_from_s for a in account.assessments.values())
+        if account.changed or any(pays_s is not None and pays_s <= horizon_s for pays_s in due):
+            outlook = Outlook(topology_cost_s=self._costs.cost("S3")[0], horizon_s=horizon_s)
+            found = self.planner.assess(tuple(account.findings.values()), in_force, outlook)
             account.assessments = {assessment.level: assessment for assessment in found}
             account.changed = False
             undone = max((a.undone for a in found if a.undone is not None), default=None)
@@ -60,7 +63,7 @@ class Appraiser:
         """The present level with a better plan, and the loss at which that is worth its cost."""
         level = account.level
         assessment = account.assessments.get(level)
-        if assessment is None or assessment.plan is None or level == "S4":
+        if assessment is None or not assessment.applicable or level == "S4":
             return None
         if account.applied != level:
             # advice that nobody carried out: said again when it is about others
@@ -68,6 +71,7 @@ class Appraiser:
         if assessment.now is None or self._experience(account, level):
             return None
         plan = assessment.plan
+        assert plan is not None
         counts = plan.microbatches or in_force.microbatches
         placement = plan.placement or in_force.placement
         if (counts, placement) == (in_force.microbatches, in_force.placement):

@@ -14,6 +14,7 @@ stay a measured one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from failslow.decide.topology import Blocks, TopologyModel
 from failslow.errors import PlanError
 from failslow.records import Finding, JobFacts, Plan, Rung
 
-__all__ = ["Assessment", "InForce", "LayoutPlanner", "Planner"]
+__all__ = ["Assessment", "InForce", "LayoutPlanner", "Outlook", "Planner"]
 
 _LOCAL = 0.1
 """A transfer inside a host takes this share of one between hosts; only its smallness matters."""
@@ -47,6 +48,14 @@ class InForce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a change of places costs, and for how long it is expected to help."""
+
+    topology_cost_s: float = 0.0
+    horizon_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
     """What one level could do."""
 
@@ -57,6 +66,9 @@ class Assessment:
     share: float = 0.0
     """Of the slowdown that it removes: 1 all of it."""
     plan: Plan | None = None
+    pays_from_s: float | None = None
+    """It is not applicable because it saves less than it costs, until the fault is expected to
+    last so long; None: that is not why."""
     undone: float | None = None
     """By the model the slowdown with nothing done..."""
     now: float | None = None
@@ -70,7 +82,9 @@ class Planner(Protocol):
         """How the job ran before anything was done."""
         ...
 
-    def assess(self, findings: Sequence[Finding], in_force: InForce) -> tuple[Assessment, ...]:
+    def assess(
+        self, findings: Sequence[Finding], in_force: InForce, outlook: Outlook | None = None
+    ) -> tuple[Assessment, ...]:
         """S2, S3 and S4 against all of `findings` at once."""
         ...
 
@@ -86,7 +100,9 @@ class LayoutPlanner:
         """The even split, and every worker at its own place."""
         return InForce() if self._grid is None else self._grid.initial
 
-    def assess(self, findings: Sequence[Finding], in_force: InForce) -> tuple[Assessment, ...]:
+    def assess(
+        self, findings: Sequence[Finding], in_force: InForce, outlook: Outlook | None = None
+    ) -> tuple[Assessment, ...]:
         """S2, S3 and S4 against all of `findings` at once."""
         restart = _restart(self._grid, findings)
         if self._grid is None:
@@ -97,7 +113,7 @@ class LayoutPlanner:
             why = f"{', '.join(missing)} is not in the job's grid"
             return _refused("S2", why), _refused("S3", why), restart
         case = _Case(self._grid, model, in_force, self._config.min_gain)
-        return case.redistribute(), case.rearrange(), restart
+        return case.redistribute(), case.rearrange(outlook or Outlook()), restart
 
 
 class _Grid:
@@ -210,22 +226,43 @@ class _Case:
             return _refused("S2", str(error))
         return self._judge("S2", counts, self._placement)
 
-    def rearrange(self) -> Assessment:
-        """S3, with the best split on top where replicas may differ."""
+    def rearrange(self, outlook: Outlook) -> Assessment:
+        """S3, with the best split on top where replicas may differ.
+
+        One that gains but saves less than it costs keeps its plan, for a person to order.
+        """
         facts = self._facts
         if facts.no_topology_change:
             return _refused("S3", facts.no_topology_change)
         if facts.pp * facts.dp < 2:
             return _refused("S3", "there is one block: nothing to exchange it with")
-        search = plan_topology(self._model, self._placement, min_gain=self._min_gain)
-        placement = self._placement if search.placement is None else np.array(search.placement)
+        search = plan_topology(
+            self._model,
+            self._placement,
+            cost_s=outlook.topology_cost_s,
+            horizon_s=outlook.horizon_s,
+            min_gain=self._min_gain,
+        )
+        moved = not np.array_equal(self._placement, self._grid.placement)
+        # where workers have changed places before, those they have are what S3 is
+        wanted = search.placement if moved else search.best
+        placement = self._placement if wanted is None else np.array(wanted)
         if np.array_equal(placement, self._grid.placement):
             return _refused("S3", search.reason)
         counts = self._grid.even
         if not facts.no_redistribution and facts.dp > 1:
             with suppress(PlanError):  # bounds no split keeps: the even one is the trainer's own
                 counts = self._split(placement, counts)
-        return self._judge("S3", counts, placement)
+        judged = self._judge("S3", counts, placement)
+        if not judged.applicable or moved or search.placement is not None:
+            return judged
+        saved = 1.0 - search.after_s / search.before_s
+        return replace(
+            judged,
+            applicable=False,
+            reason=search.reason,
+            pays_from_s=outlook.topology_cost_s / saved,
+        )
 
     def _split(self, placement: Blocks, held: Sequence[int]) -> tuple[int, ...]:
         """The best split there; `held` where that gains too little."""

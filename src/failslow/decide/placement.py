@@ -42,6 +42,8 @@ class TopologySearch:
 
     placement: tuple[tuple[int, ...], ...] | None
     """Block at each (stage, replica); None: stay."""
+    best: tuple[tuple[int, ...], ...] | None
+    """The placement that gains enough, whether or not that is worth the move; None: none does."""
     reason: str
     """One sentence with the numbers."""
     before_s: float
@@ -77,8 +79,8 @@ def plan_topology(
     share = 1.0 - after_s / before_s if before_s > 0.0 else 0.0
     gain_s = horizon_s * share if share > 0.0 else 0.0
     told = f"{before_s:.4g} s to {after_s:.4g} s an iteration"
-    pays = True
-    if share < min_gain:
+    gains, pays = share >= min_gain, True
+    if not gains:
         pays = False
         reason = f"the best placement takes {told}: below a gain of {100 * min_gain:.3g} %"
     elif gain_s < cost_s:
@@ -89,8 +91,10 @@ def plan_topology(
         )
     else:
         reason = f"{told} (x{before_s / after_s:.2f}), {moved} of {placement.size} blocks move"
+    best = tuple(tuple(row) for row in found.tolist()) if gains else None
     return TopologySearch(
-        placement=tuple(tuple(row) for row in found.tolist()) if pays else None,
+        placement=best if pays else None,
+        best=best,
         reason=reason,
         before_s=before_s,
         after_s=after_s,

@@ -110,6 +110,9 @@ class Policy:
         times = [since + account.hold_s for since in account.well_since.values()]
         times = [time for time in times if time > account.now_s]
         if not account.left_alone and account.loss_rate > 0.0:
+            pays_s = [a.pays_from_s for a in account.assessments.values()]
+            pay_times = [account.began_s + after_s for after_s in pays_s if after_s is not None]
+            times += [time for time in pay_times if time > account.now_s]
             for wanted in (
                 self._appraiser.replan_at(account, self.in_force),
                 self._appraiser.escalate_at(account),
@@ -138,7 +141,7 @@ class Policy:
             else:
                 account = None
         if account is None:
-            account = Account(self._config, episode, now_s)
+            account = Account(self._config, episode, now_s, began_s=now_s)
         self._account = account
         return account
 

@@ -23,7 +23,7 @@ from failslow.decide.costs import CostBook
 from failslow.decide.events import Event, Pace, Relieved, Tick
 from failslow.decide.incident import Incident, Stretch, learn_history
 from failslow.decide.learned import History
-from failslow.decide.levels import Assessment, InForce, Planner
+from failslow.decide.levels import Assessment, InForce, Outlook, Planner
 from failslow.decide.policy import Policy
 from failslow.errors import PlanError
 from failslow.records import (
@@ -104,7 +104,12 @@ class RecordedPlanner:
         """Not known, and not needed."""
         return InForce()
 
-    def assess(self, findings: Sequence[Finding], in_force: InForce) -> tuple[Assessment, ...]:  # noqa: ARG002  # the protocol's
+    def assess(
+        self,
+        findings: Sequence[Finding],  # noqa: ARG002  # the protocol's
+        in_force: InForce,  # noqa: ARG002
+        outlook: Outlook | None = None,  # noqa: ARG002
+    ) -> tuple[Assessment, ...]:
         """What was recorded."""
         return self._levels
 
