@@ -63,15 +63,14 @@ class Appraiser:
         """The present level with a better plan, and the loss at which that is worth its cost."""
         level = account.level
         assessment = account.assessments.get(level)
-        if assessment is None or not assessment.applicable or level == "S4":
+        plan = assessment.plan if assessment and assessment.applicable else None
+        if assessment is None or plan is None or level == "S4":
             return None
         if account.applied != level:
             # advice that nobody carried out: said again when it is about others
             return None if account.planned_for == account.culprits else (level, 0.0)
         if assessment.now is None or self._experience(account, level):
             return None
-        plan = assessment.plan
-        assert plan is not None
         counts = plan.microbatches or in_force.microbatches
         placement = plan.placement or in_force.placement
         if (counts, placement) == (in_force.microbatches, in_force.placement):
