@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from failslow.cli import options
-from failslow.cli.output import emit, emit_view, progress
+from failslow.cli.output import emit, emit_view, note, progress
 
 if TYPE_CHECKING:
+    from failslow.config import DetectConfig
     from failslow.report.simulation import Truth
+    from failslow.simulate.scenario import Scenario
     from failslow.simulate.score import Score
 
 __all__ = ["EXAMPLES", "simulate"]
@@ -28,6 +30,8 @@ failslow simulate examples/scenarios/slow_gpu.yaml
 failslow simulate examples/scenarios/compound_1024.yaml --html compound.html
 
 failslow simulate scenario.toml --seed 7 --json | jq '.simulation.truth'
+
+failslow simulate examples/scenarios/slow_gpu.yaml --watch run && failslow report run
 """
 
 
@@ -58,6 +62,16 @@ def simulate(
     ] = None,
     min_slowdown: options.MinSlowdown = None,
     min_duration: options.MinDuration = None,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            "--watch",
+            metavar="FOLDER",
+            help="Also run it watched and steered, as a live job; its journal goes there.",
+            show_default=False,
+            rich_help_panel="Output",
+        ),
+    ] = None,
     config: options.Config = None,
     json: options.Json = False,
     html: options.Html = None,
@@ -87,6 +101,8 @@ def simulate(
         job = simulate(told)
     analysis = analyze(job.series, settings)
     truth = _truth(score(job, analysis), told.workload.ranks, told.seed)
+    if watch is not None:
+        _watch(told, watch, settings, config, quiet=quiet or json)
     if json:
         from failslow.report.json import analysis_document, dumps
         from failslow.report.simulation import truth_document
@@ -111,6 +127,37 @@ def simulate(
         write_page(batch, html, after_summary=truth_card(truth), quiet=quiet)
         batch.report_errors()
         raise typer.Exit(batch.exit_code())
+
+
+def _watch(
+    told: Scenario, folder: Path, detect: DetectConfig, config: Path | None, *, quiet: bool
+) -> None:
+    """By the controller's own code, with a journal as of any watched job."""
+    from failslow.config import DecideConfig, LocalizeConfig, RuntimeConfig, load_config
+    from failslow.errors import InputError
+    from failslow.simulate.watched import Settings, watch_job
+
+    journal = folder / "journal.jsonl"
+    if journal.exists():
+        raise InputError(f"{journal}: there is a journal already; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    decide = load_config("decide", DecideConfig, file=config)
+    if "mode" not in decide.model_fields_set:
+        decide = decide.model_copy(update={"mode": "auto"})
+    settings = Settings(
+        detect=detect,
+        runtime=load_config("runtime", RuntimeConfig, file=config),
+        decide=decide,
+        localize=load_config("localize", LocalizeConfig, file=config),
+    )
+    with progress(1, enabled=not quiet) as begin:
+        begin(f"watching {told.iterations:,} iterations")
+        watched = watch_job(told, journal, settings=settings)
+    if not quiet:
+        note(
+            f"watched: {watched.lost_s:,.0f} s lost, {watched.idle_s:,.0f} s of them in pauses and "
+            f"actions; failslow report {folder}"
+        )
 
 
 def _truth(result: Score, ranks: int, seed: int) -> Truth:

@@ -57,20 +57,30 @@ class _Links:
 class Costs:
     """The costs of one workload on one cluster, whatever is slow."""
 
-    def __init__(self, cluster: Cluster, workload: Workload, placement: Sequence[int] = ()) -> None:
-        """placement: the node at each position of the job; () as they are numbered."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        placement: Sequence[int] = (),
+        *,
+        devices: Sequence[int] | None = None,
+    ) -> None:
+        """placement: the node at each position of the job; () as they are numbered. devices: the
+        device at each position, where it is not a matter of whole nodes."""
         self.cluster, self.workload = cluster, workload
         w = workload
         nodes = np.asarray(placement or range(cluster.nodes), dtype=np.int64)
         each = cluster.devices_per_node
-        self._rank = (nodes[:, None] * each + np.arange(each)).ravel()[: w.ranks]
-        """(ranks,): the device each rank of the job is on."""
+        self.device = (nodes[:, None] * each + np.arange(each)).ravel()[: w.ranks]
+        """(ranks,): the device at each position of the job."""
+        if devices is not None:
+            self.device = np.asarray(devices, dtype=np.int64)
         self._first = (
             np.arange(w.pp)[:, None] * w.dp + np.arange(w.dp)[None, :]
         ) * w.ranks_per_worker
         """(stages, replicas): first rank of each worker."""
         spans = np.arange(max(1, w.ranks_per_worker // each)) * each
-        node = cluster.node_of(self._rank[self._first + spans[:, None, None]])
+        node = cluster.node_of(self.device[self._first + spans[:, None, None]])
         self._stage = np.arange(w.pp * w.vpp) % w.pp
         """(chunks,): where each chunk lives."""
         self._ring = _Links(node, np.roll(node, -1, axis=2))
@@ -101,9 +111,27 @@ class Costs:
     def _worst(self, by_device: Floats) -> Floats:
         """(stages, replicas): the largest value of each worker's devices."""
         w = self.workload
-        by_rank = by_device[self._rank]
+        by_rank = by_device[self.device]
         result: Floats = by_rank.reshape(w.pp, w.dp, w.ranks_per_worker).max(axis=2)
         return result
+
+    def own_s(self, effects: Effects) -> Floats:
+        """(stages, replicas, ranks of a worker): seconds each device computes a micro-batch, both
+        ways, exchanges inside the worker left out."""
+        w = self.workload
+        last = w.pp * w.vpp - 1
+        flop = np.zeros(w.pp)
+        np.add.at(
+            flop, self._stage, [w.forward_flop(last_chunk=c == last) for c in range(last + 1)]
+        )
+        slow = (effects.device / self.cluster.tflops_of_ranks())[self.device]
+        each = slow.reshape(w.pp, w.dp, w.ranks_per_worker) / (w.efficiency * 1e12)
+        own: Floats = (4 if w.recompute else 3) * flop[:, None, None] * each
+        return own
+
+    def transfer_s(self, sender: Ints, receiver: Ints, size: float, effects: Effects) -> Floats:
+        """Seconds a message of `size` bytes takes from node to node, element by element."""
+        return self._transfer_s(_Links(sender[None], receiver[None]), size, effects)
 
     def _inside_s(self) -> float:
         """Exchanges inside a worker in a forward, a micro-batch: they are as slow as its device."""

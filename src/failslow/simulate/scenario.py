@@ -60,6 +60,8 @@ class Scenario(StageConfig):
     placement: tuple[int, ...] = ()
     """The node at each position of the job, () as they are numbered; faults name real nodes and
     devices, wherever the job has them."""
+    split: tuple[int, ...] = ()
+    """Micro-batches of each replica, () for `workload.micro_batches` each; all together as many."""
     faults: tuple[AnyFault, ...] = ()
 
     @model_validator(mode="after")
@@ -83,11 +85,24 @@ class Scenario(StageConfig):
             )
         if self.placement and sorted(self.placement) != list(range(c.nodes)):
             raise ValueError(f"placement must name each of the cluster's {c.nodes} nodes once")
+        if self.split:
+            self._check_split()
         for number, fault in enumerate(self.faults):
             problem = fault.misplaced(c)
             if problem:
                 raise ValueError(f"faults[{number}] ({fault.kind}): {problem}")
         return self
+
+    def _check_split(self) -> None:
+        w, total = self.workload, sum(self.split)
+        if len(self.split) != w.dp or total != w.dp * w.micro_batches or min(self.split) < 1:
+            raise ValueError(
+                f"split gives {len(self.split)} replicas {total} micro-batches; it must give dp "
+                f"({w.dp}) replicas one each at least and dp · micro_batches "
+                f"({w.dp * w.micro_batches}) in all"
+            )
+        if w.schedule == "interleaved" and any(m % w.pp for m in self.split):
+            raise ValueError(f'schedule "interleaved" needs a split in multiples of pp ({w.pp})')
 
     def but(self, **changes: Any) -> Scenario:
         """This scenario with other settings, checked anew. Raises ConfigError."""

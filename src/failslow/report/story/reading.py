@@ -140,8 +140,8 @@ class _Reader:
         elif isinstance(record, Mapping) and entry.kind in _KNOWN:
             self._bare(entry.kind, record, t)
         else:
-            # a command or a measurement of its own is shown by what follows from it
-            return not isinstance(record, Mapping)
+            # a command, an order, a measurement of its own is shown by what follows from it
+            return entry.kind == "action" or not isinstance(record, Mapping)
         return True
 
     def _bare(self, kind: str, record: Mapping[str, Any], t: float) -> None:
