@@ -22,6 +22,7 @@ from failslow.cli import (
     demo,
     doctor,
     inject,
+    probe,
     replay,
     report,
     run,
@@ -106,6 +107,7 @@ app.command("act", epilog=act.EXAMPLES)(act.act)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("replay", epilog=replay.EXAMPLES)(replay.replay)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.add_typer(probe.commands, name="probe")
 app.command("whatif", epilog=whatif.EXAMPLES)(whatif.whatif)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 

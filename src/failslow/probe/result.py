@@ -12,11 +12,12 @@ In: a `ProbeSpec`. Out: the command that runs it on a node, and of a finished pr
     {"schema":"failslow.probe/1","probe_id":"c1-0007","campaign":"c1","size_class":"multi-node",
      "nodes":["node0","node1"],"workers":4,"tp":1,"pp":2,"dp":2,"preset":"cpu",
      "begin_t":1745735241.0,"end_t":1745735301.4,"state":"done","error":"","iterations":390,
-     "healthy_iteration_s":0.121,"reference_iteration_s":0.12,"reference_source":"fleet",
-     "result":"communication","cause":"network congestion","onset_delay_s":14.2,"slow_s":31.0,
-     "slowdown":1.62,"lost_s":11.9,"jct_increase_share":0.24,"culprits":["link node1>node0"],
-     "culprit_causes":["network congestion"],"culprit_nodes":["node0","node1"],"evidence":[…],
-     "sm_utilisation_share":null,"cnp_per_s":null,"temperature_c":null,"temperature_max_c":null,
+     "healthy_iteration_s":0.121,"reference_iteration_s":0.121,"reference_source":"own start",
+     "fleet_iteration_s":0.122,"result":"communication","cause":"network congestion",
+     "onset_delay_s":14.2,"slow_s":31.0,"slowdown":1.62,"lost_s":11.9,"jct_increase_share":0.24,
+     "culprits":["link node1>node0"],"culprit_causes":["network congestion"],
+     "culprit_nodes":["node0","node1"],"evidence":[…],"sm_utilisation_share":null,
+     "cnp_per_s":null,"temperature_c":null,"temperature_max_c":null,
      "latency_cv_intra_node":0.05,"latency_cv_inter_node":0.31}
 """
 
@@ -84,8 +85,11 @@ class ProbeResult:
     healthy_iteration_s: _Seconds | None = None
     """Median of this probe's iterations outside fail-slows; None: too few, or never healthy."""
     reference_iteration_s: _Seconds | None = None
-    """What the slowdown is counted from."""
+    """What the slowdown is counted from..."""
     reference_source: ReferenceSource = ""
+    """...its own healthy iterations; the fleet's, of a probe that was slow from its start."""
+    fleet_iteration_s: _Seconds | None = None
+    """What earlier probes of these sizes took; None: no history was given, or too short a one."""
     result: ResultClass
     cause: str = ""
     """A class as of `localize.evidence.job_cause`: "CPU contention", "device degradation",
