@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -187,6 +187,9 @@ class DecideConfig(StageConfig):
     """What was lost and learned is kept for so long after relief: a flapping fault is one fault."""
     allow_restart: bool = False
     """S4 may be decided; without it, it is not even advice."""
+    slurm: Literal["off", "drain", "requeue"] = "off"
+    """What is done in a Slurm job at S4. off: commands are shown · drain: the nodes left out are
+    drained, the job goes on with its others · requeue: and it is requeued, to start on others."""
     confirmations: int = Field(2, ge=1)
     """Verdicts that must name the same culprit before S4."""
     max_evictions: int = Field(1, ge=0)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.transport.servers import until
 from failslow.pipeline import Order
 from failslow.runtime.duty_restart import RestartDuty
 from failslow.runtime.restart import RestartOrder, Supervised, leave_order, read_order, restart_file
+from failslow.runtime.slurm import Allocation, Slurm
 
 _COUNTED = """
 import pathlib, sys, time
@@ -51,6 +53,7 @@ class Launched:
         node: str = "gpu-1",
         limit: int = 2,
         late_s: float = 0.3,
+        slurm: Slurm | None = None,
     ) -> None:
         self.folder, self.node, self.said = folder, node, list[str]()
         self.code: int | None = None
@@ -64,6 +67,8 @@ class Launched:
             grace_s=0.5,
             backoff_s=0.05,
             late_s=late_s,
+            slurm=slurm,
+            killed_s=0.5,
         )
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -198,3 +203,55 @@ def test_the_agent_hands_orders_on_and_tells_when_it_cannot(tmp_path: Path) -> N
     lost.order(order, 0.0)
     (report,) = lost.turn([], 0.0)
     assert "No such file" in str(report.body["error"])
+
+
+def test_a_spare_follows_the_order_the_others_had(tmp_path: Path) -> None:
+    leave_order(tmp_path, "gpu-2", RestartOrder(id="e0-1", evict=("gpu-9",)))
+    spare = Launched(tmp_path, _COUNTED, str(tmp_path), "wait,0", node="gpu-7", late_s=20.0)
+    until(lambda: starts(tmp_path) == 1)
+    (tmp_path / "go").touch()  # nobody is left to meet: its launcher fails
+    leave_order(tmp_path, "gpu-1", RestartOrder(id="e1-1", evict=("gpu-3",)))
+    until(lambda: starts(tmp_path) == 2)
+    leave_order(tmp_path, "gpu-7", RestartOrder(id="e2-1", evict=("gpu-7",)))
+    assert spare.end() == 0
+    assert any("without gpu-3" in text for text in spare.said)
+    assert not any("gpu-9" in text for text in spare.said)
+
+
+def test_a_command_that_is_started_again_is_told_how_often(tmp_path: Path) -> None:
+    told = (
+        "import os, pathlib, sys; folder = pathlib.Path(sys.argv[1]);"
+        "(folder / 'told').open('a').write(os.environ.get('FAILSLOW_RESTARTED', '') + ';');"
+    )
+    job = Launched(tmp_path, told + _COUNTED, str(tmp_path), "wait,1,0")
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    until(lambda: any("without gpu-3" in text for text in job.said))
+    (tmp_path / "go").touch()
+    assert job.end() == 0
+    assert (tmp_path / "told").read_text() == ";1 e1-1;2 e1-1;"
+
+
+class _FakeSlurm(Slurm):
+    """Says whether the job was requeued."""
+
+    def __init__(self, requeued: bool) -> None:
+        allocation = Allocation(job="4711", nodes=("gpu-1", "gpu-3"))
+        super().__init__(allocation, requeue=True, limit=1, say=print)
+        self.left_out: list[tuple[str, ...]] = []
+        self._requeued = requeued
+
+    def leave_out(self, evict: Sequence[str], why: str) -> bool:
+        self.left_out.append((*evict, why))
+        return self._requeued
+
+
+@pytest.mark.parametrize(("requeued", "code"), [(True, 0), (False, 1)])
+def test_a_job_that_slurm_starts_again_ends_here(tmp_path: Path, requeued: bool, code: int) -> None:
+    slurm = _FakeSlurm(requeued)
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "0", late_s=20.0, slurm=slurm)
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    assert job.end() == code
+    assert starts(tmp_path) == 1
+    assert slurm.left_out == [("gpu-3", "device rank 3 x1.84")]

@@ -34,10 +34,13 @@ failslow run --transport redis://10.0.0.5:6379 -- torchrun --nnodes 16 --nproc-p
 
 failslow run --mode auto --restarts 2 -- torchrun --nnodes 6:8 --nproc-per-node 8 train.py
 
+failslow run --mode auto --restarts 2 --slurm requeue -- srun python train.py
+
 FAILSLOW_METRICS_PORT=9464 failslow run -- torchrun --nproc-per-node 8 train.py
 """
 _SCHEMES = ("tcpstore", "redis", "rediss", "unix")
 _MODES = ("observe", "advise", "auto")
+_SLURM = ("off", "drain", "requeue")
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126  # what a shell answers
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
@@ -90,6 +93,15 @@ def run(
             "from a checkpoint, its command at most N times. 0: never.",
         ),
     ] = 0,
+    slurm: Annotated[
+        str | None,
+        typer.Option(
+            "--slurm",
+            metavar="|".join(_SLURM),
+            help="What --restarts does in a Slurm job. drain: hosts left out are drained. requeue: "
+            "and the job is requeued, to start on others. off: the commands are only shown.",
+        ),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not say where the journal is.")
     ] = False,
@@ -107,7 +119,10 @@ def run(
         "FAILSLOW_MODE": _one_of("mode", mode, _MODES),
         "FAILSLOW_TRANSPORT": _address(transport),
         "FAILSLOW_CONFIG": None if config is None else str(_file(config)),
+        "FAILSLOW_DECIDE_SLURM": _one_of("slurm", slurm, _SLURM),
     }
+    if slurm not in (None, "off") and not restarts:
+        raise ConfigError(f"--slurm {slurm} without --restarts does nothing; add --restarts 1")
     environ = {**os.environ, "FAILSLOW": "1"}
     environ |= {name: value for name, value in given.items() if value is not None}
     shared = Path(environ["FAILSLOW_DIR"]) if environ.get("FAILSLOW_DIR") else Path("failslow-runs")
@@ -159,16 +174,32 @@ def _share_token(environ: dict[str, str], folder: Path) -> None:
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str], limit: int) -> int:
     """Run the command as a child that can be started again; its exit code."""
+    from failslow.config import DecideConfig, load_config
     from failslow.runtime.rendezvous import node_name
-    from failslow.runtime.restart import Supervised
+    from failslow.runtime.restart import RECENT_S, Supervised, last_order
+    from failslow.runtime.slurm import Slurm, read_allocation
 
+    folder, slurm, resumed = Path(environ["FAILSLOW_DIR"]), None, ""
+    setting = load_config("decide", DecideConfig, environ=environ).slurm
+    allocation = None if setting == "off" else read_allocation(environ)
+    if allocation is not None:
+        slurm = Slurm(allocation, requeue=setting == "requeue", limit=limit, say=note)
+        again = slurm.requeue and allocation.restarts > 0
+        order = last_order(folder, time.time() - RECENT_S) if again else None
+        resumed = order.id if order is not None else ""
+    elif setting != "off":
+        note(
+            f"this is no Slurm job: nothing will be {setting}{'d' if setting[-1] == 'e' else 'ed'}"
+        )
     supervised = Supervised(
         command,
         environ,
-        folder=Path(environ["FAILSLOW_DIR"]),
+        folder=folder,
         node=node_name(environ),
         limit=limit,
         say=note,
+        slurm=slurm,
+        resumed=resumed,
     )
     try:
         return supervised.run()

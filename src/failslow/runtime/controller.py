@@ -15,14 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig, load_config
-from failslow.errors import FailslowError, JournalError, TransportError
+from failslow.errors import ConfigError, FailslowError, JournalError, TransportError
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
 from failslow.pipeline import (
     BusReport,
@@ -34,9 +34,12 @@ from failslow.pipeline import (
     Tick,
     Write,
 )
+from failslow.records import Decision
 from failslow.runtime.acts import take_order
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import Meeting, is_loopback, meeting
+from failslow.runtime.restart import RESTARTED
+from failslow.runtime.slurm import Allocation, advised, read_allocation
 from failslow.runtime.supervise import StepBack, worker_lives
 from failslow.runtime.transport import Endpoint, from_url
 from failslow.runtime.wire import AGENTS, NEWS, ORDERS, decode, encode_order
@@ -62,16 +65,27 @@ class Controller:
     """The loop's body; `turn` waits for messages and does what they ask."""
 
     def __init__(
-        self, *, worker: str, pipeline: Pipeline, endpoint: Endpoint, journal: JournalWriter
+        self,
+        *,
+        worker: str,
+        pipeline: Pipeline,
+        endpoint: Endpoint,
+        journal: JournalWriter,
+        slurm: tuple[Allocation, str] | None = None,
     ) -> None:
-        self._worker = worker
+        """slurm: the job's allocation, and the setting of what may be done with it."""
+        self._worker, self._slurm = worker, slurm
         self._pipeline, self._endpoint, self._journal = pipeline, endpoint, journal
         self._report_s = 0.0
         self._idle_since_s: float | None = None
 
-    def start(self, entries: Iterable[JournalEntry], now_s: float) -> None:
-        """Begin, or go on from what the journal says."""
+    def start(self, entries: Iterable[JournalEntry], now_s: float, *, restarted: str = "") -> None:
+        """Begin, or go on from what the journal says. restarted: see `restart.RESTARTED`."""
         self._do(self._pipeline.start(entries, now_s))
+        starts, _, order = restarted.partition(" ")
+        if starts.isdecimal() and order:
+            record = {"what": "restarted", "id": order, "starts": int(starts)}
+            self._do([Write(kind="action", record=record, t=now_s)])
 
     def turn(self, clock: SteadyClock) -> bool:
         """Take what comes within a fifth of a second; False when the job has ended."""
@@ -138,6 +152,19 @@ class Controller:
                     _say(f"{health.dropped} journal lines lost: {health.last_error}")
             if kind != "step":
                 self._endpoint.publish(NEWS, encode_entry(record, t=t, kind=kind, **tags))
+            if isinstance(record, Decision) and self._slurm is not None:
+                self._show_commands(record, *self._slurm, t)
+
+    def _show_commands(
+        self, decision: Decision, allocation: Allocation, setting: str, now_s: float
+    ) -> None:
+        """What an administrator may want to type, or `failslow run` will."""
+        line = advised(decision, allocation, setting)
+        if line is not None:
+            self._do([Write(kind="action", record=line, t=now_s)])
+            how = "will be told" if line["run"] else "may be told"
+            text = "; ".join(line["commands"]) or line["error"]
+            _say(f"Slurm {how}: {text}")
 
 
 class SteadyClock:
@@ -169,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mode = {"mode": environ.get("FAILSLOW_MODE") or None}
         decide = load_config("decide", DecideConfig, arguments=mode, environ=environ)
         localize = load_config("localize", LocalizeConfig, environ=environ)
+        allocation = _allocation(environ)
         folder = RunFolder(job, environ)
         meet = meeting(job, environ)
         token = folder.token()
@@ -192,9 +220,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     clock = SteadyClock()
     controller = Controller(
-        worker=options.worker, pipeline=pipeline, endpoint=endpoint, journal=journal
+        worker=options.worker,
+        pipeline=pipeline,
+        endpoint=endpoint,
+        journal=journal,
+        slurm=(allocation, decide.slurm) if allocation is not None else None,
     )
-    controller.start(read_tail(journal.path), clock.now_s())
+    restarted = environ.get(RESTARTED, "")
+    controller.start(read_tail(journal.path), clock.now_s(), restarted=restarted)
     step_back = StepBack(time.monotonic())
     while controller.turn(clock) and not stopping.is_set():
         step_back.look(time.monotonic(), at_work=bool(pipeline.health.agents))
@@ -202,6 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if server is not None:
         server.close()
     return 0
+
+
+def _allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """The Slurm job this is; a list of nodes that makes no sense costs the advice only."""
+    try:
+        return read_allocation(environ)
+    except ConfigError as error:
+        _say(str(error))
+        return None
 
 
 def _open_bus(meet: Meeting, folder: RunFolder) -> tuple[_Server | None, str]:

@@ -100,12 +100,13 @@ def is_loopback(host: str) -> bool:
 
 
 def node_name(environ: Mapping[str, str]) -> str:
-    """FAILSLOW_NODE, else the host's name, with the network namespace where that is not init's.
+    """FAILSLOW_NODE, else Slurm's name, else the host's with its network namespace if not init's.
 
     The latter tells apart the nodes of a test bed that share a machine.
     """
-    if environ.get("FAILSLOW_NODE"):
-        return environ["FAILSLOW_NODE"]
+    given = environ.get("FAILSLOW_NODE") or environ.get("SLURMD_NODENAME")
+    if given:
+        return given
     name = socket.gethostname()
     own, init = net_namespace("self"), net_namespace("1")
     return f"{name}-{own}" if own and init and own != init else name

@@ -26,15 +26,32 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["RestartOrder", "Supervised", "leave_order", "read_order", "restart_file"]
+from failslow.runtime.slurm import Slurm
+
+__all__ = [
+    "RECENT_S",
+    "RESTARTED",
+    "RestartOrder",
+    "Supervised",
+    "last_order",
+    "leave_order",
+    "read_order",
+    "restart_file",
+]
+
+RESTARTED = "FAILSLOW_RESTARTED"
+"""What a command that is started again finds in its environment: "1 e1745735301-4", how often it
+was started again since the order, and the order's id."""
 
 _LOOK_S = 0.2
 _GRACE_S = 30.0
 _LATE_S = 10.0
 """An order may come so long after the command has ended well."""
-_RECENT_S = 900.0
+RECENT_S = 900.0
 """A command that fails so long after an order fails because of it."""
 _BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
+_KILLED_S = 600.0
+"""A job that is requeued is ended by Slurm within its KillWait, 30 s unless set."""
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MAX_BYTES = 64 * 1024
 
@@ -88,10 +105,25 @@ def read_order(folder: Path, node: str) -> RestartOrder | None:
         os.close(handle)
 
 
+def last_order(folder: Path, since_t: float) -> RestartOrder | None:
+    """The latest order for any of the job's nodes that share the folder, if not before `since_t`.
+
+    All nodes have the same one; a spare, which has no worker yet, has none of its own.
+    """
+    found: list[tuple[float, str]] = []
+    for path in folder.glob("restart-*.json"):
+        with contextlib.suppress(OSError):
+            t = path.stat().st_mtime
+            if t >= since_t:
+                found.append((t, path.name.removeprefix("restart-").removesuffix(".json")))
+    return read_order(folder, max(found)[1]) if found else None
+
+
 class Supervised:
     """One node's command, and what becomes of it.
 
-    limit: how often the command is started again. say: told what a person should know.
+    limit: how often the command is started again. say: told what a person should know. slurm: whom
+    to tell of nodes left out. resumed: the order for which Slurm has just started the job again.
     """
 
     def __init__(
@@ -103,21 +135,32 @@ class Supervised:
         node: str,
         limit: int,
         say: Callable[[str], None],
+        slurm: Slurm | None = None,
+        resumed: str = "",
         grace_s: float = _GRACE_S,
         backoff_s: float = _BACKOFF_S,
         late_s: float = _LATE_S,
+        killed_s: float = _KILLED_S,
     ) -> None:
         self._command, self._environ = list(command), dict(environ)
         self._folder, self._node, self._limit, self._say = folder, node, limit, say
         self._grace_s, self._backoff_s, self._late_s = grace_s, backoff_s, late_s
+        self._slurm, self._killed_s = slurm, killed_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_by = 0
+        self._left = 0
+        """Exit code where the command is not to go on here: being left out is no failure."""
         self._told = False
         """An order came since the last start."""
-        earlier = read_order(folder, node)
+        earlier = read_order(folder, node) or last_order(folder, 0.0)
         self._done = earlier.id if earlier else ""
         """Id of the last order seen: one of an earlier run is none of ours."""
-        self._ordered_s = -_RECENT_S
+        self._begun_t = time.time()
+        self._ordered_s = -RECENT_S
+        self._before = 0
+        """Starts since that order that were none of ours."""
+        if resumed:
+            self._done, self._ordered_s, self._before = resumed, time.monotonic(), 1
 
     def run(self) -> int:
         """Until the command has ended for good; its exit code as a shell gives it.
@@ -137,10 +180,10 @@ class Supervised:
     def _run(self) -> int:
         starts = 0
         while True:
-            self._start()
+            self._start(starts)
             code = self._watch()
             if code is None:
-                return 0  # left out of the job: nothing of it has failed
+                return self._left
             again = self._told or (code != 0 and self._is_recent())
             if self._stop_signal() or not again:
                 return code
@@ -164,14 +207,15 @@ class Supervised:
                     return 128 + self._stop_signal()
 
     def _is_recent(self) -> bool:
-        return time.monotonic() - self._ordered_s < _RECENT_S
+        return time.monotonic() - self._ordered_s < RECENT_S
 
-    def _start(self) -> None:
+    def _start(self, starts: int) -> None:
         self._told = False
-        self._process = subprocess.Popen(self._command, env=self._environ)
+        told = {RESTARTED: f"{self._before + starts} {self._done}"} if self._is_recent() else {}
+        self._process = subprocess.Popen(self._command, env={**self._environ, **told})
 
     def _watch(self) -> int | None:
-        """The command's exit code once it has ended; None when this node was left out."""
+        """The command's exit code once it has ended; None when it is not to go on here."""
         assert self._process is not None
         ended: int | None = None
         until_s = 0.0
@@ -180,17 +224,23 @@ class Supervised:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = self._process.wait(_LOOK_S)
                     ended = 128 - code if code < 0 else code
-                    # a job that was saved to be started again ends well before the order is here
-                    until_s = time.monotonic() + (self._late_s if ended == 0 else 0.0)
-            elif time.monotonic() >= until_s or self._told:
+                    # a job that was saved to be started again ends before the order is here; a
+                    # spare's launcher fails then, as it has nobody to wait for any more
+                    until_s = time.monotonic() + self._late_s
+            elif time.monotonic() >= until_s or self._told or self._stop_signal():
                 return ended
             else:
                 time.sleep(_LOOK_S / 4)
-            order = read_order(self._folder, self._node)
-            if order is None or order.id == self._done:
+            order = self._fresh(ended is not None)
+            if order is None:
                 continue
             self._done, self._ordered_s = order.id, time.monotonic()
             without = ", ".join(order.evict)
+            if self._slurm is not None and self._slurm.requeue:
+                self._hand_over(self._slurm, order)
+                return None
+            if self._slurm is not None:
+                self._slurm.leave_out(order.evict, order.why)
             if self._node not in order.evict:
                 self._told = True
                 self._say(f"the job starts again without {without} ({order.why})")
@@ -201,6 +251,27 @@ class Supervised:
             )
             self._stop()
             return None
+
+    def _fresh(self, ended: bool) -> RestartOrder | None:
+        """An order that was not followed yet: this node's, else, once the command has ended, the
+        job's."""
+        order = read_order(self._folder, self._node)
+        if ended and (order is None or order.id == self._done):
+            order = last_order(self._folder, self._begun_t)
+        return None if order is None or order.id == self._done else order
+
+    def _hand_over(self, slurm: Slurm, order: RestartOrder) -> None:
+        """Slurm starts the whole job again: nothing goes on here, whichever node this is."""
+        assert self._process is not None
+        self._say(f"the job starts again without {', '.join(order.evict)} ({order.why})")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._grace_s)  # it has saved itself and is about to end
+        self._stop()
+        self._left = 0 if slurm.leave_out(order.evict, order.why) else 1
+        # a batch script that ended now would end the job before it is requeued
+        deadline_s = time.monotonic() + (0.0 if self._left else self._killed_s)
+        while time.monotonic() < deadline_s and not self._stop_signal():
+            time.sleep(_LOOK_S)
 
     def _stop(self) -> None:
         """End the command and all it started: politely, then not."""
