@@ -78,9 +78,10 @@ def grid_of(spec: ProbeSpec) -> Grid:
     >>> grid_of(ProbeSpec(probe_id="a", nodes=4, workers_per_node=8, preset="gpu"))
     Grid(tp=2, pp=2, dp=8)
     """
-    if spec.nodes == 1 or spec.workers % 2:
+    if spec.nodes == 1 or spec.workers % 2 or spec.workers < 4:
         return Grid(tp=1, pp=1, dp=spec.workers)
-    tp = 2 if spec.preset == "gpu" and spec.workers_per_node % 2 == 0 else 1
+    shards = spec.preset == "gpu" and spec.workers_per_node % 2 == 0 and spec.workers % 4 == 0
+    tp = 2 if shards else 1
     return Grid(tp=tp, pp=2, dp=spec.workers // (2 * tp))
 
 

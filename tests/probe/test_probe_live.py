@@ -1,0 +1,148 @@
+"""Real probes: healthy, preempted, and with real faults in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.probe.probing import Probe, probe_here, probe_in_bed, until
+from tests.testbed import TestBed
+
+from failslow.inject import burn, congest, throttle
+from failslow.probe import ProbeResult
+
+pytest.importorskip("torch")
+
+LINK_MBIT = 1000.0
+
+
+def test_a_short_probe_is_healthy_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with probe_here(tmp_path, "--workers", "2", "--iterations", "40", "--probe-id", "short") as (
+        probe,
+        process,
+    ):
+        printed, errors = process.communicate(timeout=90)
+        pids = [probe.pid(rank) for rank in (0, 1)]
+    assert process.returncode == 0, errors + probe.text()
+    result = probe.result()
+    assert ProbeResult.from_json(printed) == result
+    assert (result.probe_id, result.state, result.result) == ("short", "done", "healthy")
+    assert (result.workers, result.dp, result.size_class) == (2, 2, "single-node")
+    assert 35 <= result.iterations <= 40
+    assert result.healthy_iteration_s is not None
+    assert result.begin_t < result.end_t
+    assert result.latency_cv_intra_node is not None
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_preempted_probe_tells_what_it_found_within_seconds(tmp_path: Path) -> None:
+    with probe_here(tmp_path, "--workers", "2", "--duration", "600") as (probe, process):
+        until(probe.has_trained(20), 60, probe.text)
+        begin_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        printed, errors = process.communicate(timeout=20)
+        took_s = time.monotonic() - begin_s
+        pids = [probe.pid(rank) for rank in (0, 1)]
+    assert process.returncode == 0, errors + probe.text()
+    assert took_s < 6.0
+    result = ProbeResult.from_json(printed)
+    assert (result.state, result.result, result.error) == ("preempted", "healthy", "")
+    assert result.iterations >= 20
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    with probe_here(tmp_path, "--workers", "2", "--duration", "600") as (probe, process):
+        until(probe.has_trained(20), 60, probe.text)
+        os.kill(probe.pid(1), signal.SIGSTOP)  # it cannot end by itself
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        begin_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=20)
+        assert time.monotonic() - begin_s < 2.0
+        pids = [probe.pid(rank) for rank in (0, 1)]
+    assert json.loads(printed)["state"] == "preempted"
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_probe_that_is_killed_leaves_no_training_behind(tmp_path: Path) -> None:
+    with probe_here(tmp_path, "--workers", "2", "--duration", "600") as (probe, process):
+        until(probe.has_trained(5), 60, probe.text)
+        workers = [psutil.Process(probe.pid(rank)) for rank in (0, 1)]
+        process.kill()
+        gone, alive = psutil.wait_procs(workers, timeout=10)
+        assert (len(gone), alive) == (2, [])
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    with probe_here(tmp_path, "--workers", "2", "--duration", "600") as (probe, process):
+        until(probe.has_trained(5), 60, probe.text)
+        os.kill(probe.pid(1), signal.SIGKILL)
+        printed, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert json.loads(printed)["state"] == "failed"
+    assert errors.count("\n") == 1
+    assert "worker" in errors
+
+
+def _strike(
+    probe: Probe, fault: Callable[[], AbstractContextManager[object]], seconds: float
+) -> tuple[float, float]:
+    """The fault, from the 40th iteration on; when it began and ended, epoch seconds."""
+    until(probe.has_trained(40), 90, probe.text)
+    begin_t = time.time()
+    with fault():
+        time.sleep(seconds)
+    return begin_t, time.time()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kind", "result", "cause"),
+    [
+        ("throttle", "compute", "device degradation"),
+        ("burn", "compute", "CPU contention"),
+        ("link", "communication", "network congestion"),
+    ],
+)
+def test_a_fault_in_one_of_four_nodes_is_found(
+    tmp_path: Path, kind: str, result: str, cause: str
+) -> None:
+    if reason := TestBed.available():
+        pytest.skip(reason)
+    with TestBed(nodes=4, folder=tmp_path, egress_mbit=LINK_MBIT) as bed:
+        two, three = bed.nodes[2:]
+        with probe_in_bed(bed, "--duration", "60") as probe:
+            faults: dict[str, Callable[[], AbstractContextManager[object]]] = {
+                "throttle": lambda: throttle(probe.pid(2), to=0.5, method="signal"),
+                "burn": lambda: burn((0,), beside=probe.pid(2)),
+                "link": lambda: congest(three.namespace, "eth0", 40, dst=two.address),
+            }
+            begin_t, end_t = _strike(probe, faults[kind], 20.0)
+            bed.wait(90)
+        found = probe.result()
+    assert (found.state, found.result, found.cause) == ("done", result, cause), found.to_json()
+    culprits = {
+        "throttle": f"device rank 2 of {two.namespace}",
+        "burn": f"host {two.namespace}",
+        "link": f"link {three.namespace}>{two.namespace}",
+    }
+    assert found.culprits == (culprits[kind],)
+    assert found.nodes == tuple(node.namespace for node in bed.nodes)
+    assert (found.tp, found.pp, found.dp, found.size_class) == (1, 2, 2, "multi-node")
+    assert found.slowdown > 1.1
+    assert abs(found.slow_s - (end_t - begin_t)) < 6.0
+    assert found.onset_delay_s is not None
+    assert found.latency_cv_inter_node is not None

@@ -1,0 +1,265 @@
+"""From a journal to a probe's result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.probe.made_journal import (
+    BEGIN_T,
+    HEALTHY_S,
+    Made,
+    device,
+    diagnosis,
+    link,
+    suspect,
+    verdict,
+)
+
+from failslow.probe import ProbeResult, ProbeSpec
+from failslow.probe.fleet import FleetReference
+from failslow.probe.reading import Ending, read_result
+
+SPEC = ProbeSpec(probe_id="p1", campaign="c1", nodes=4, workers_per_node=1)
+FLEET = FleetReference(iteration_s=HEALTHY_S, limit=1.10, probes=12)
+DONE = Ending(begin_t=BEGIN_T - 5.0, end_t=BEGIN_T + 200.0, state="done")
+
+
+def read(
+    made: Made, folder: Path, *, ending: Ending = DONE, fleet: FleetReference | None = None
+) -> ProbeResult:
+    result = read_result(made.entries(folder), SPEC, ending, fleet)
+    assert ProbeResult.from_json(result.to_json()) == result
+    return result
+
+
+def test_healthy(tmp_path: Path) -> None:
+    made = Made()
+    made.train(200, HEALTHY_S)
+    result = read(made, tmp_path, fleet=FLEET)
+    assert (result.result, result.cause, result.is_slow) == ("healthy", "", False)
+    assert (result.probe_id, result.campaign, result.state) == ("p1", "c1", "done")
+    assert result.nodes == ("n0", "n1", "n2", "n3")
+    assert (result.tp, result.pp, result.dp) == (1, 2, 2)
+    assert result.iterations == 200
+    assert result.healthy_iteration_s == result.reference_iteration_s == HEALTHY_S
+    assert (result.reference_source, result.fleet_iteration_s) == ("own start", HEALTHY_S)
+    assert (result.slow_s, result.slowdown, result.jct_increase_share) == (0.0, 1.0, 0.0)
+    assert result.onset_delay_s is None
+
+
+def test_a_slow_device(tmp_path: Path) -> None:
+    made = Made()
+    made.train(100, HEALTHY_S)
+    made.slow(60, 1.6, verdict("e1", device(2)), id="e1")
+    made.train(50, HEALTHY_S)
+    result = read(made, tmp_path)
+    assert (result.result, result.cause) == ("compute", "device degradation")
+    assert result.culprits == ("device rank 2 of n2",)
+    assert result.culprit_causes == ("device degradation (thermal)",)
+    assert result.culprit_nodes == ("n2",)
+    assert result.onset_delay_s == pytest.approx(10.0, rel=0.02)
+    assert result.slow_s == pytest.approx(9.6, rel=0.02)
+    assert result.slowdown == pytest.approx(1.6)
+    assert result.lost_s == pytest.approx(3.6, rel=0.02)
+    # 210 iterations of 0.1 s would have taken 21 s
+    assert result.jct_increase_share == pytest.approx(3.6 / 21.0, rel=0.02)
+    assert result.evidence[0] == "device rank 2 of n2 x1.60: device degradation (thermal)."
+    assert "For device degradation: heat held the clocks down." in result.evidence
+
+
+def test_a_slow_link_and_a_cause_that_telemetry_does_not_tell(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(60, 2.0, verdict("e1"), verdict("e1", link(3, 2, cause="")), id="e1")
+    result = read(made, tmp_path)
+    assert (result.result, result.cause) == ("communication", "network congestion")
+    assert result.culprits == ("link n3>n2",)
+    assert result.culprit_nodes == ("n2", "n3")
+    assert any("counts as congested" in text for text in result.evidence)
+
+
+def test_both_at_once_and_one_after_the_other(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(60, 2.0, verdict("e1", link(3, 2)), verdict("e1", link(3, 2), device(1)), id="e1")
+    made.train(60, HEALTHY_S)
+    made.slow(30, 1.5, verdict("e2", device(0, cause="CPU contention")), id="e2")
+    result = read(made, tmp_path)
+    assert result.result == "both"
+    assert result.cause == (
+        "several at once: CPU contention, device degradation, network congestion"
+    )
+    assert result.culprits == ("link n3>n2", "device rank 1 of n1", "device rank 0 of n0")
+    assert result.slowdown == pytest.approx(2.0)
+    assert result.slow_s == pytest.approx(12.0 + 4.5, rel=0.02)
+
+
+def test_one_verdict_of_many_that_differs_is_left_out(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    right = verdict("e1", link(3, 2))
+    made.slow(90, 2.0, right, verdict("e1", link(3, 2), device(1)), right, right, id="e1")
+    assert read(made, tmp_path).culprits == ("link n3>n2",)
+
+
+def test_slow_without_a_verdict_is_only_classed(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(40, 1.5, diagnosis("e1", suspect("compute", (1,))), verdict("e1"), id="e1")
+    result = read(made, tmp_path)
+    assert (result.result, result.cause, result.culprits) == ("compute", "unknown", ())
+    assert result.evidence == ("Not proved by benchmarks; suspects: compute of rank 1 x1.60.",)
+
+
+def test_slow_by_nobody_in_particular_is_unknown(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    told = diagnosis("e1", suspect("compute", (0, 1, 2, 3)), everyone=True)
+    made.slow(40, 1.5, told, id="e1")
+    result = read(made, tmp_path)
+    assert (result.result, result.is_slow, result.culprits) == ("unknown", True, ())
+
+
+def test_an_episode_that_was_taken_back_never_was(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(20, 1.0, id="e1")
+    assert read(made, tmp_path).result == "healthy"
+
+
+def test_a_name_that_comes_again_is_another_fail_slow(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(40, 1.5, verdict("e1", device(2)), id="e1")
+    made.train(30, HEALTHY_S)
+    made.slow(20, 1.8, id="e1")
+    result = read(made, tmp_path)
+    assert result.slow_s == pytest.approx(6.0 + 3.6, rel=0.02)
+    assert result.slowdown == pytest.approx(1.8)
+
+
+def start(made: Made) -> None:
+    """What a probe whose link is slow from its start says of its start."""
+    made.train(20, 1.7 * HEALTHY_S, healthy_s=1.7 * HEALTHY_S)
+    made.add(diagnosis("", suspect("link", (3,), (2,))))
+    # by its peers; the device is slower too, but nobody waits for it
+    made.add(verdict("", link(3, 2, cause=""), device(0, cause="")))
+    made.train(80, 1.7 * HEALTHY_S, healthy_s=1.7 * HEALTHY_S)
+
+
+def test_slow_from_the_start_shows_only_against_the_fleet(tmp_path: Path) -> None:
+    made = Made()
+    start(made)
+    assert read(made, tmp_path).result == "healthy"
+    result = read(made, tmp_path, fleet=FLEET)
+    assert (result.result, result.cause) == ("communication", "network congestion")
+    assert result.culprits == ("link n3>n2",)
+    assert result.onset_delay_s == 0.0
+    assert (result.reference_source, result.reference_iteration_s) == ("fleet", HEALTHY_S)
+    assert result.healthy_iteration_s is None
+    assert result.slowdown == pytest.approx(1.7, rel=0.01)
+    assert result.slow_s == pytest.approx(17.0, rel=0.02)
+    assert result.jct_increase_share == pytest.approx(0.7, rel=0.02)
+    assert result.evidence[0].startswith("Slow from its first iteration: 170 ms, where 12 probes")
+
+
+def test_slow_from_the_start_and_well_again(tmp_path: Path) -> None:
+    made = Made()
+    start(made)
+    made.train(60, HEALTHY_S)
+    made.slow(30, 1.5, verdict("e1", device(1)), id="e1")
+    result = read(made, tmp_path, fleet=FLEET)
+    assert result.slow_s == pytest.approx(17.0 + 4.5, rel=0.03)
+    assert result.healthy_iteration_s == pytest.approx(HEALTHY_S, rel=0.02)
+    assert result.culprits == ("link n3>n2", "device rank 1 of n1")
+    assert result.result == "both"
+
+
+def test_a_warm_up_is_no_fail_slow(tmp_path: Path) -> None:
+    made = Made()
+    made.train(8, 8 * HEALTHY_S)
+    made.train(100, HEALTHY_S)
+    assert read(made, tmp_path, fleet=FLEET).result == "healthy"
+
+
+def test_who_waits_more_than_its_peers_all_along_is_contended(tmp_path: Path) -> None:
+    made = Made()
+    made.add(diagnosis("", suspect("compute", (2,))))
+    made.add(verdict("", replace(device(2, cause=""), device="cpu", what="host")))
+    made.train(100, 1.5 * HEALTHY_S, healthy_s=1.5 * HEALTHY_S)
+    for rank in range(4):
+        waiting = [0.4 if rank == 2 else 0.02] * 5
+        ranks = {str(rank): {"series": {"runqueue_cores": waiting}, "steady": {}}}
+        made.telemetry(f"n{rank}", {"cpu/busy_share": [0.5] * 5}, ranks=ranks)
+    result = read(made, tmp_path, fleet=FLEET)
+    assert (result.result, result.cause) == ("compute", "CPU contention")
+    assert result.culprits == ("host n2",)
+    assert "For CPU contention: rank 2 waited for a core 0.4 s/s all along" in result.evidence[-1]
+
+
+def test_a_preempted_probe_counts_what_it_saw(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(40, 1.5, verdict("e1", device(2)), id="e1", ends=False)
+    ending = replace(DONE, state="preempted")
+    result = read(made, tmp_path, ending=ending)
+    assert (result.state, result.result, result.cause) == (
+        "preempted",
+        "compute",
+        "device degradation",
+    )
+    assert result.slow_s == pytest.approx(6.0, rel=0.02)
+
+
+def test_a_torn_journal_gives_what_is_whole(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(40, 1.5, verdict("e1", device(2)), id="e1")
+    torn = [i for i, line in enumerate(made.lines) if b'"workers":4' in line][30]
+    made.lines[torn] = made.lines[torn][: len(made.lines[torn]) // 2]
+    made.lines.insert(50, b"\x00\xff\x00")
+    made.lines.append(made.lines[-1][:20])
+    result = read(made, tmp_path)
+    assert (result.result, result.iterations) == ("compute", 99)
+
+
+def test_too_few_iterations_say_nothing(tmp_path: Path) -> None:
+    made = Made()
+    made.train(5, HEALTHY_S)
+    result = read(made, tmp_path, ending=replace(DONE, state="failed", error="worker 1 ended"))
+    assert (result.state, result.result, result.is_slow) == ("failed", "unknown", False)
+    assert (result.error, result.evidence) == (
+        "worker 1 ended",
+        ("Only 5 iterations were seen.",),
+    )
+    assert read_result([], SPEC, DONE).nodes == ("node 0", "node 1", "node 2", "node 3")
+
+
+def test_measures_are_those_of_all_nodes_and_each_time_once(tmp_path: Path) -> None:
+    made = Made()
+    made.train(50, HEALTHY_S)
+    gpus = {"gpus": {"0": {"name": "NVIDIA H200", "ranks": [0]}, "1": {"ranks": []}}}
+    for _ in range(2):  # what was told twice counts once
+        made.telemetry(
+            "n0",
+            {
+                "gpu/0/sm_share": [0.9, 0.7, None],
+                "gpu/0/temperature_c": [60.0, 64.0, 65.0],
+                "gpu/1/temperature_c": [90.0, 90.0, 90.0],  # of somebody else
+                "rdma/mlx5_0:1/cnp_handled_per_s": [0.0, 30.0, 0.0],
+                "rdma/mlx5_1:1/cnp_handled_per_s": [3.0, 3.0, 3.0],
+                "link/inter/rtt_s": [0.001, 0.001, 0.001],
+            },
+            **gpus,
+            ranks={"0": {"series": {}, "steady": {"runqueue_cores": 0.0}}},
+        )
+    made.telemetry("n1", {"link/inter/rtt_s": [0.003, 0.003, 0.003]})
+    result = read(made, tmp_path)
+    assert result.sm_utilisation_share == pytest.approx(0.8)
+    assert result.temperature_c == pytest.approx(63.0)
+    assert result.temperature_max_c == 65.0
+    assert result.cnp_per_s == pytest.approx(13.0)
+    assert result.latency_cv_inter_node == pytest.approx(0.5)
+    assert result.latency_cv_intra_node is None
