@@ -321,7 +321,8 @@ def test_the_document_has_the_keys_promised(device: Story) -> None:
     assert list(episode) == [
         "id", "kind", "start_t", "end_t", "ongoing", "start_step", "end_step", "slowdown",
         "peak_slowdown", "baseline_s", "iteration_s", "lost_s", "confidence", "note", "levels",
-        "culprits", "suspects", "findings", "verdicts", "decisions", "outcomes", "removed",
+        "culprits", "suspects", "findings", "verdicts", "decisions", "outcomes", "restarts",
+        "commands", "removed",
     ]  # fmt: skip
     assert episode["findings"][0]["component"] == "device rank 2"
     assert episode["suspects"][0]["score"] == 0.94

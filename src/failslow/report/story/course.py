@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from failslow.records import Episode, JobAnalysis, Run, StepSeries
 from failslow.report.story.links import Pause
 from failslow.report.story.model import Case, Mark, MarkKind, OwnTime, Removal, Stretch, Worker
+from failslow.report.story.restarts import restart_text
 from failslow.report.story.steps import JobColumns, StepLines
 from failslow.report.words import decision_text, diagnosis_text, outcome_text, verdict_text
 
@@ -248,6 +249,9 @@ def marks(
         for t, outcome in case.outcomes:
             kind: MarkKind = "action" if outcome.ok else "failed"
             found.append(Mark(t=t, kind=kind, text=outcome_text(outcome)))
+        for restart in case.restarts:
+            mood: MarkKind = "failed" if restart.back_t is None else "action"
+            found.append(Mark(t=restart.t, kind=mood, text=restart_text(restart)))
     for pause in pauses:
         begin_t = _pause_begin(course, pause.step, pause.t - pause.pause_s)
         what = "the reference" if pause.why == "reference" else "validation"

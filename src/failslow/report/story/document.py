@@ -23,6 +23,9 @@ tell is null, "" or an empty list. `t` and `…_t` are epoch seconds.
       decisions   [{t, action, level, from_level, mode, apply, lost_s, threshold_s, spent_s,
                     trust_factor, reason, culprits, plan, options}]
       outcomes    [{t, level, ok, cost_s, slowdown, error, refused}]
+      restarts    [{t, id, evict, why, save_s, starts, back_t, lost_s}] of level S4; back_t, lost_s
+                  null: not seen to train again
+      commands    [{t, run, commands, error}] a scheduler was told (run), or might be
       removed     {share, healthy_s, slow_s, after_s, iterations} or null: the part of the
                   slowdown that the actions took away, in wall time per iteration
     suspicions  [{id, suspected_t, cleared_t, suspects}] that became no episode
@@ -192,6 +195,10 @@ def _case(case: Case) -> dict[str, Any]:
         ],
         "decisions": [{"t": t, **_without_episode(decision)} for t, decision in case.decisions],
         "outcomes": [{"t": t, **_without_episode(outcome)} for t, outcome in case.outcomes],
+        "restarts": [
+            {**asdict(r), "evict": list(r.evict), "lost_s": r.lost_s} for r in case.restarts
+        ],
+        "commands": [{**asdict(told), "commands": list(told.commands)} for told in case.commands],
         "removed": None
         if case.removal is None
         else {"share": case.removal.share, **asdict(case.removal)},

@@ -27,6 +27,7 @@ from failslow.records import (
 )
 from failslow.report.story.links import Pause
 from failslow.report.story.profiles import ProfileRound
+from failslow.report.story.restarts import Commands, Restart
 
 __all__ = [
     "Case",
@@ -104,6 +105,8 @@ class Case:
     outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
     paces: list[tuple[float, CulpritPace]] = field(default_factory=list)
     removal: Removal | None = None
+    restarts: list[Restart] = field(default_factory=list)
+    commands: list[Commands] = field(default_factory=list)
 
     @property
     def episode(self) -> Episode | None:
@@ -143,14 +146,20 @@ class Case:
 
     @property
     def spent_s(self) -> float:
-        """Seconds training stood still for actions."""
-        return sum(outcome.cost_s for _, outcome in self.outcomes)
+        """Seconds training stood still for actions; for a restart, until it trained again."""
+        restarted_s = sum((r.lost_s or r.save_s) - r.save_s for r in self.restarts)
+        return restarted_s + sum(outcome.cost_s for _, outcome in self.outcomes)
 
     @property
-    def acts(self) -> list[tuple[float, Decision | Outcome]]:
+    def acts(self) -> list[tuple[float, Decision | Outcome | Commands | Restart]]:
         """What was decided and done, in order."""
-        both: list[tuple[float, Decision | Outcome]] = [*self.decisions, *self.outcomes]
-        return sorted(both, key=lambda pair: pair[0])
+        every: list[tuple[float, Decision | Outcome | Commands | Restart]] = [
+            *self.decisions,
+            *self.outcomes,
+            *((told.t, told) for told in self.commands),
+            *((restart.t, restart) for restart in self.restarts),
+        ]
+        return sorted(every, key=lambda pair: pair[0])
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -12,6 +12,7 @@ from failslow.records import Decision, Finding, Measurement, Outcome
 from failslow.report import units, words
 from failslow.report.story.model import Case, Story
 from failslow.report.story.pieces import meter, small, table
+from failslow.report.story.restarts import Restart, commands_text, restart_text
 from failslow.report.story.terminal import length_text
 
 __all__ = ["case_card", "start_card"]
@@ -167,8 +168,14 @@ def _decisions(case: Case) -> Iterator[str]:
             kind = "ok" if event.ok else "fail_slow"
             text = f'<span class="tag {kind}">{escape(words.outcome_text(event))}</span>'
             rows.append(("", [when, text, "", ""]))
-        else:
+        elif isinstance(event, Restart):
+            kind = "ok" if event.back_t is not None else "fail_slow"
+            text = f'<span class="tag {kind}">{escape(restart_text(event))}</span>'
+            rows.append(("", [when, text, "", ""]))
+        elif isinstance(event, Decision):
             rows.append(("", [when, *_decision(event)]))
+        else:
+            rows.append(("", [when, escape(commands_text(event)), "", ""]))
     yield table(("when", "what", "why", "levels as they looked"), rows)
     if len(events) > _EVENTS:
         yield f'<p class="facts">the last {_EVENTS} of {units.count(len(events))}</p>'

@@ -28,10 +28,19 @@ from failslow.records import (
     Verdict,
 )
 from failslow.report import units
-from failslow.report.story.course import in_force, job_course, marks, own_time, removal, workers
+from failslow.report.story.course import (
+    Course,
+    in_force,
+    job_course,
+    marks,
+    own_time,
+    removal,
+    workers,
+)
 from failslow.report.story.links import Pause, PauseBook
 from failslow.report.story.model import Case, Story, Stretch, Trouble
 from failslow.report.story.profiles import ProfileBook
+from failslow.report.story.restarts import RestartBook
 from failslow.report.story.steps import StepLines, is_step
 
 __all__ = ["read_story"]
@@ -80,6 +89,7 @@ class _Reader:
         self._cases: dict[str, Case] = {}
         self._profiles = ProfileBook()
         self._pauses = PauseBook()
+        self._restarts = RestartBook()
         self._telemetry: list[tuple[float, Mapping[str, Any]]] = []
         self._facts: JobFacts | None = None
         self._nodes: dict[int, str] = {}
@@ -139,9 +149,11 @@ class _Reader:
             self._facts = record
         elif isinstance(record, Mapping) and entry.kind in _KNOWN:
             self._bare(entry.kind, record, t)
+        elif entry.kind == "action" and isinstance(record, Mapping):
+            # a command, an order is shown by what follows from it
+            self._restarts.take(record, t)
         else:
-            # a command, an order, a measurement of its own is shown by what follows from it
-            return entry.kind == "action" or not isinstance(record, Mapping)
+            return not isinstance(record, Mapping)  # a measurement of its own
         return True
 
     def _bare(self, kind: str, record: Mapping[str, Any], t: float) -> None:
@@ -257,6 +269,7 @@ class _Reader:
         course = job_course(
             source, steps, cases, skipped=self.skipped, unknown=self.unknown, ended=self._ended
         )
+        self._add_restarts(cases, course)
         for number, case in enumerate(cases):
             later = cases[number + 1].start_t if number + 1 < len(cases) else None
             with suppress(IndexError, ZeroDivisionError):
@@ -290,6 +303,19 @@ class _Reader:
             troubles=tuple(sorted(self._troubles, key=lambda trouble: trouble.since_t)),
             mode=_mode(cases),
         )
+
+    def _add_restarts(self, cases: Sequence[Case], course: Course) -> None:
+        """What became of each S4; the workers it was about are gone, and the episode with them."""
+        started_t = [t for t, event, _ in self._watch if event == "started"]
+        begun_t = course.t - course.series.duration_s
+        for case in cases:
+            case.commands = self._restarts.commands(case.id)
+            case.restarts = self._restarts.restarts(
+                case.id, case.outcomes, started_t=started_t, begun_t=begun_t, ended_t=course.t
+            )
+            last = case.stretches[-1] if case.stretches else None
+            if case.restarts and last is not None and last.end_t is None:
+                last.event, last.seen_t = "abandoned", case.restarts[-1].t
 
 
 def _unrecorded(pauses: Sequence[Pause], cases: Sequence[Case]) -> Iterator[Pause]:

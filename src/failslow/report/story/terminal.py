@@ -17,11 +17,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from failslow.records import Outcome
+from failslow.records import Decision, Outcome
 from failslow.report import units, words
 from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
 from failslow.report.story.model import Case, Story
+from failslow.report.story.restarts import Restart, commands_text, restart_text
 
 __all__ = [
     "blame_text",
@@ -103,6 +104,7 @@ def done_text(case: Case) -> str:
     done = [o for _, o in case.outcomes if o.ok and o.level != "S1"]
     if done:
         parts.append(", then ".join(dict.fromkeys(outcome.level for outcome in done)))
+    parts += [_restarted(restart) for restart in case.restarts]
     failed = [o for _, o in case.outcomes if not o.ok]
     if failed and not done:
         parts.append(words.outcome_text(failed[-1]))
@@ -112,6 +114,13 @@ def done_text(case: Case) -> str:
         share = 100 * case.removal.share
         parts.append(f"{share:.0f} % removed" if share >= 0 else f"{-share:.0f} % slower")
     return ": ".join(parts) if parts else "nothing"
+
+
+def _restarted(restart: Restart) -> str:
+    text = f"without {', '.join(restart.evict)}"
+    if restart.lost_s is None:
+        return f"{text}, not seen to train again"
+    return f"{text}, {units.duration(restart.lost_s)} lost"
 
 
 def length_text(case: Case, story: Story) -> str:
@@ -196,17 +205,7 @@ def _case(number: int, case: Case, story: Story) -> Iterator[RenderableType]:
         lines.append(Text(f"proven: {words.finding_text(finding)}", style=_SLOW))
         lines += [Text(f"  {words.measurement_text(m)}") for m in finding.measurements]
         lines += [Text(f"  {fact}") for fact in finding.evidence]
-    for t, event in case.acts:
-        clock = units.clock(t)[11:]
-        if isinstance(event, Outcome):
-            text = f"{clock} {words.outcome_text(event)}"
-            lines.append(Text(text, style="" if event.ok else _WARN))
-            continue
-        text = f"{clock} {words.decision_text(event)} ({words.arithmetic_text(event)})"
-        lines.append(Text(text))
-        if event.reason:
-            lines.append(Text(f"  {event.reason}", style="dim"))
-        lines += [Text(f"  {words.option_text(option)}", style="dim") for option in event.options]
+    lines += _acts(case)
     if case.removal is not None:
         r = case.removal
         lines.append(
@@ -221,6 +220,28 @@ def _case(number: int, case: Case, story: Story) -> Iterator[RenderableType]:
         yield Text()
         yield _indented(Text(f"{number}: {case.id}", style="bold"))
         yield from (_indented(line, 1) for line in lines)
+
+
+def _acts(case: Case) -> Iterator[Text]:
+    """What was decided and done, with its arithmetic."""
+    for t, event in case.acts:
+        clock = units.clock(t)[11:]
+        if isinstance(event, Outcome):
+            text = f"{clock} {words.outcome_text(event)}"
+            yield Text(text, style="" if event.ok else _WARN)
+            continue
+        if isinstance(event, Restart):
+            lost = event.back_t is None
+            yield Text(f"{clock} {restart_text(event)}", style=_WARN if lost else "")
+            continue
+        if not isinstance(event, Decision):
+            yield Text(f"{clock} {commands_text(event)}")
+            continue
+        text = f"{clock} {words.decision_text(event)} ({words.arithmetic_text(event)})"
+        yield Text(text)
+        if event.reason:
+            yield Text(f"  {event.reason}", style="dim")
+        yield from (Text(f"  {words.option_text(option)}", style="dim") for option in event.options)
 
 
 def _start(story: Story) -> Iterator[RenderableType]:
