@@ -1,0 +1,201 @@
+"""Probes as jobs of a Slurm cluster, submitted by submitit.
+
+In: specs, and options of sbatch as its users know them. Out: one batch job a probe, with one task a
+node; the folder of the store must be one that all nodes see.
+
+    SlurmExecutor({"partition": "preemptible", "qos": "low", "time": "10"})
+
+A probe's job is never requeued by Slurm: the campaign tries it again by itself, and knows. What
+became of a job is asked of `squeue` and of the file its first node writes, not of submitit: its own
+answer needs slurmdbd, and its results are pickles.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from failslow.errors import MissingDependencyError, ProbeError
+from failslow.probe.executors.base import RESULT_FILE, Command, JobState, last_line, read_result
+from failslow.probe.executors.node import run_node
+from failslow.probe.result import ProbeResult, ProbeSpec, command
+
+__all__ = ["SlurmExecutor", "SlurmJob"]
+
+_START_UP_S = 300.0
+"""Time limit of a job over the probe's own."""
+_WARNING_S = 60
+"""So long before its time limit a job is told to end; submitit's own signal would kill workers."""
+_ASK_S, _SETTLE_S, _UNSEEN_S, _LIMIT_S = 1.0, 5.0, 10.0, 30.0
+"""Between questions to squeue · for the result to show on a shared disk · for a new job to show in
+the queue · for one of Slurm's commands."""
+
+
+class SlurmJob:
+    """A batch job."""
+
+    def __init__(self, queue: _Queue, number: str, folder: Path) -> None:
+        self.number, self._queue, self._folder = number, queue, folder
+        self._submitted_s = time.monotonic()
+        self._seen = self._stopped = False
+        self._gone_s: float | None = None
+
+    def state(self) -> JobState:
+        if self._gone_s is None:
+            found = self._queue.state(self.number)
+            if found is not None:
+                self._seen = True
+                return found
+            if not self._seen and time.monotonic() - self._submitted_s < _UNSEEN_S:
+                return "queued"
+            self._gone_s = time.monotonic()
+        # its last words may take a moment to show here
+        settled = time.monotonic() - self._gone_s > _SETTLE_S
+        return "ended" if settled or (self._folder / RESULT_FILE).exists() else "running"
+
+    def stop(self) -> None:
+        if self._stopped or self._gone_s is not None:
+            return
+        if self._queue.state(self.number, now=True) == "running":
+            self._stopped = True  # a second SIGTERM would cost the result
+            self._queue.command("scancel", "--signal=TERM", self.number)
+        else:  # if it begins right now, the next call finds it running
+            self._queue.command("scancel", "--state=PENDING", self.number)
+
+    def kill(self) -> None:
+        # at once; without the signal it would be told first, and have Slurm's KillWait
+        self._queue.command("scancel", "--signal=KILL", self.number)
+        self._queue.command("scancel", self.number)
+
+    def result(self) -> ProbeResult | None:
+        return read_result(self._folder / RESULT_FILE)[0]
+
+    def why(self) -> str:
+        found, why = read_result(self._folder / RESULT_FILE)
+        if found is not None:
+            return ""
+        # the probe's own, then submitit's, which are named by job and task
+        logs = sorted(self._folder.glob("node*.log"))
+        logs += sorted((self._folder / "slurm").glob(f"{self.number}_*_log.*"))
+        said = [line for log in logs if (line := last_line(log))]
+        return f"{why}: job {self.number}" + (f" said: {said[0]}" if said else " said nothing")
+
+
+class SlurmExecutor:
+    """Submits probes.
+
+    options: of sbatch, without the dashes; they outrank ours. Raises MissingDependencyError without
+    submitit, ProbeError without Slurm.
+    """
+
+    name = "slurm"
+    nodes = None
+
+    def __init__(
+        self, options: Mapping[str, str] | None = None, *, command: Command = command
+    ) -> None:
+        try:
+            import submitit
+        except ImportError:
+            raise MissingDependencyError(
+                "the slurm executor needs submitit: pip install 'failslow[slurm]'"
+            ) from None
+        for tool in ("sbatch", "srun", "squeue", "scancel"):
+            if shutil.which(tool) is None:
+                raise ProbeError(
+                    f"{tool} is not to be found; run the campaign where Slurm's commands are "
+                    "installed, or use another --executor"
+                )
+        self._submitit = submitit
+        self._options, self._command = dict(options or {}), command
+        self._queue = _Queue()
+        self._jobs: list[SlurmJob] = []
+
+    def start(self, spec: ProbeSpec, folder: Path, *, history: Sequence[Path] = ()) -> SlurmJob:
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RESULT_FILE).unlink(missing_ok=True)
+        argv = self._command(
+            spec,
+            out=folder / RESULT_FILE,
+            folder=folder,
+            history=[path.absolute() for path in history],
+        )
+        environ = {"FAILSLOW_TOKEN": secrets.token_hex(32)} if spec.nodes > 1 else {}
+        # submitit keeps command and token in a file of this folder
+        private = folder / "slurm"
+        private.mkdir(mode=0o700, exist_ok=True)
+        try:
+            executor = self._submitit.SlurmExecutor(folder=private)
+            executor.update_parameters(**self._parameters(spec))
+            number = str(executor.submit(run_node, argv, environ, str(folder)).job_id)
+        except Exception as error:  # submitit's own errors, and those of sbatch
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ProbeError(f"Slurm takes no probe: {lines[-1].strip()}") from None
+        job = SlurmJob(self._queue, number, folder)
+        self._jobs.append(job)
+        return job
+
+    def close(self) -> None:
+        for job in self._jobs:
+            if job.state() != "ended":
+                job.kill()
+
+    def _parameters(self, spec: ProbeSpec) -> dict[str, object]:
+        options = {
+            "no-requeue": True,
+            "signal": f"TERM@{_WARNING_S}",
+            "time": math.ceil((spec.duration_s + _START_UP_S) / 60),
+            ("gpus-per-node" if spec.preset == "gpu" else "cpus-per-task"): spec.workers_per_node,
+            **self._options,
+        }
+        # a step does not inherit this one (Slurm 22.05 and later)
+        cores = options.get("cpus-per-task")
+        return {
+            "job_name": f"failslow-{spec.probe_id}",
+            "nodes": spec.nodes,
+            "ntasks_per_node": 1,
+            "srun_args": [f"--cpus-per-task={cores}"] if cores else None,
+            "additional_parameters": options,
+        }
+
+
+class _Queue:
+    """What squeue says of this user's jobs, asked at most once a second for all."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+        self._asked_s: float | None = None
+
+    def state(self, number: str, *, now: bool = False) -> Literal["queued", "running"] | None:
+        """None: not in the queue (any more). now: ask again in any case."""
+        now_s = time.monotonic()
+        if now or self._asked_s is None or now_s - self._asked_s > _ASK_S:
+            told = self.command("squeue", "--noheader", "--format=%i %T", f"--user={os.getuid()}")
+            # a controller that does not answer has not ended our jobs
+            if told is not None:
+                lines = (line.split() for line in told.splitlines())
+                self._states = {line[0]: line[1] for line in lines if len(line) == 2}
+            self._asked_s = now_s
+        found = self._states.get(number)
+        if found is None:
+            return None
+        return "queued" if found in ("PENDING", "CONFIGURING") else "running"
+
+    @staticmethod
+    def command(*argv: str) -> str | None:
+        """What it prints; None where it fails."""
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
