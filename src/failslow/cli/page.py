@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from failslow.cli.inputs import Batch
     from failslow.report import Study
 
-__all__ = ["check_target", "write_page"]
+__all__ = ["check_target", "made_at", "write_page"]
 
 
 def write_page(
@@ -41,13 +41,18 @@ def write_page(
             study=study,
             errors=batch.errors,
             after_summary=after_summary,
-            made_at=f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC",
+            made_at=made_at(),
         )
     except OutputError as error:
         batch.errors.append((str(file), str(error)))
         return
     if not quiet:
         note(f"wrote {file}")
+
+
+def made_at() -> str:
+    """Now, for the footer of a page."""
+    return f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def check_target(file: Path) -> None:

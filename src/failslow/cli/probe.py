@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from failslow.cli import options
+from failslow.cli import campaign, options
 from failslow.cli.output import emit, emit_view, note, report_error
 from failslow.errors import ConfigError, InputError, OutputError
 
@@ -55,6 +55,7 @@ commands = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+commands.command("campaign", epilog=campaign.EXAMPLES)(campaign.campaign)
 
 
 @commands.command("run", epilog=EXAMPLES)

@@ -1,4 +1,4 @@
-"""`failslow study`: many logs in, the table of a characterisation study out.
+"""`failslow study`: many logs, or a store of probes, in; the table of a characterisation study out.
 
 $ failslow study logs/ --json | jq '.hit, .jct_increase_pct.mean_hit'
 4
@@ -14,8 +14,8 @@ import typer
 
 from failslow.cli import options
 from failslow.cli.inputs import Request, analyze_paths
-from failslow.cli.output import emit, emit_view
-from failslow.cli.page import write_page
+from failslow.cli.output import emit, emit_view, note
+from failslow.cli.page import check_target, made_at, write_page
 
 __all__ = ["EXAMPLES", "study"]
 
@@ -29,13 +29,18 @@ failslow study 'runs/*/train.log' --html study.html
 failslow study logs/ --json | jq '.jct_increase_pct'
 
 failslow study --simulate 1
+
+failslow study probes/ --html study.html      a store of failslow probe campaign
 """
 
 
 def study(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH", help="Logs, folders of logs, globs, or - for stdin."),
+        typer.Argument(
+            metavar="PATH",
+            help="Logs, folders of logs, globs, or - for stdin; or one store of probes.",
+        ),
     ] = None,
     *,
     simulate: Annotated[
@@ -63,7 +68,8 @@ def study(
 ) -> None:
     """Characterise many jobs: how many were hit, for how long, at what cost.
 
-    Every log is one job. Exit code: 0 done, 1 something could not be read.
+    Every log is one job; of a store of failslow probe campaign, every probe is one, and the nodes
+    that recur are named. Exit code: 0 done, 1 something could not be read.
     """
     if simulate is not None:
         _simulated(
@@ -79,6 +85,9 @@ def study(
         return
     if not paths:
         raise typer.BadParameter("name logs, or --simulate SEED", param_hint="PATH")
+    if _store(paths):
+        _probes(Path(paths[0]), json=json, html=html, quiet=quiet)
+        return
     batch = analyze_paths(
         Request(
             paths=paths,
@@ -110,6 +119,43 @@ def study(
         write_page(batch, html, study=result, quiet=quiet)
     batch.report_errors()
     raise typer.Exit(batch.exit_code())
+
+
+def _store(paths: list[str]) -> bool:
+    """Whether a store of probes is asked for."""
+    from failslow.probe.store import is_store
+
+    stores = [path for path in paths if path != "-" and is_store(Path(path))]
+    if stores and len(paths) > 1:
+        raise typer.BadParameter(
+            f"{stores[0]} is a store of probes: name it alone", param_hint="PATH"
+        )
+    return bool(stores)
+
+
+def _probes(store: Path, *, json: bool, html: Path | None, quiet: bool) -> None:
+    from failslow.probe.store import read_store
+    from failslow.probe.study import study_probes
+    from failslow.report.probestudy import probe_study_document, probe_study_view
+
+    reading = read_store(store)
+    result = study_probes(reading.records, duration_s=float(reading.job.get("duration_s", 0.0)))
+    if json:
+        from failslow.report.json import dumps
+
+        document = probe_study_document(result, source=str(store), warnings=reading.warnings)
+        emit(dumps(document) + "\n")
+    elif not quiet:
+        emit_view(probe_study_view(result, source=str(store), warnings=reading.warnings))
+    if html is not None:
+        from failslow.report.probestudy_html import write_probe_study_html
+
+        check_target(html)
+        write_probe_study_html(
+            html, result, title=str(store), warnings=reading.warnings, made_at=made_at()
+        )
+        if not quiet:
+            note(f"wrote {html}")
 
 
 def _simulated(
