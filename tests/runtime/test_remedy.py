@@ -260,6 +260,20 @@ def test_a_host_is_left_out_once_two_verdicts_name_it_and_the_job_was_saved() ->
     assert [order.body["level"] for order in job.orders] == ["S4"]
 
 
+def test_a_host_that_receives_slowly_from_everybody_is_the_one_left_out() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0)
+    slow_host(job)
+    ingress = Finding(what="link", slowdown=3.0, ranks=(), peer_ranks=(3,), peer_host="d")
+    for _ in range(2):
+        episode = job.pipeline.episode or ""
+        verdict = Verdict(episode=episode, findings=(ingress,))
+        job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
+        job.train(5)
+    (order,) = job.restarts
+    assert order.body["evict"] == ["node1"]
+    assert order.body["why"] == "link >d x3.00"
+
+
 def test_no_host_is_left_out_without_being_asked_for() -> None:
     job = steered(restart_cost_s=1.0)
     slow_host(job)

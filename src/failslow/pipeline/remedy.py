@@ -283,14 +283,14 @@ class Remedy:
 
     def _restart(self, number: int, decision: Decision, now_s: float) -> list[Instruction]:
         """The job was saved: have it started again without the culprits' nodes."""
-        ranks = {rank for key in decision.culprits for rank in self._findings[key].ranks}
+        found = [self._findings[key] for key in decision.culprits if key in self._findings]
+        # of a link its sending end goes, or the one that receives slowly from everybody
+        ranks = {rank for finding in found for rank in finding.ranks or finding.peer_ranks}
         evict = sorted({self._workers[rank].node for rank in ranks & self._workers.keys()})
         body = {
             "id": f"{decision.episode}-{number}",
             "evict": evict,
-            "why": ", ".join(
-                f"{key} x{self._findings[key].slowdown:.2f}" for key in decision.culprits
-            ),
+            "why": ", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in found),
         }
         return [
             Write(kind="action", record={"what": "restart", **body}, t=now_s),
