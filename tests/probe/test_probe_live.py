@@ -96,11 +96,17 @@ def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> N
     assert "worker" in errors
 
 
-def _strike(
+def has_reference(probe: Probe) -> bool:
+    """Whether benchmarks are taken: a fault before that is one from the start."""
+    taken = any(not entry.record.episode for entry in probe.entries("verdict"))
+    return taken and probe.iterations() >= 60
+
+
+def strike(
     probe: Probe, fault: Callable[[], AbstractContextManager[object]], seconds: float
 ) -> tuple[float, float]:
-    """The fault, from the 40th iteration on; when it began and ended, epoch seconds."""
-    until(probe.has_trained(40), 90, probe.text)
+    """The fault, in a probe that is healthy; when it began and ended, epoch seconds."""
+    until(lambda: has_reference(probe), 90, probe.text)
     begin_t = time.time()
     with fault():
         time.sleep(seconds)
@@ -130,7 +136,7 @@ def test_a_fault_in_one_of_four_nodes_is_found(
                 "burn": lambda: burn((0,), beside=probe.pid(2)),
                 "link": lambda: congest(three.namespace, "eth0", 40, dst=two.address),
             }
-            begin_t, end_t = _strike(probe, faults[kind], 20.0)
+            begin_t, end_t = strike(probe, faults[kind], 16.0)
             bed.wait(90)
         found = probe.result()
     assert (found.state, found.result, found.cause) == ("done", result, cause), found.to_json()
@@ -146,3 +152,29 @@ def test_a_fault_in_one_of_four_nodes_is_found(
     assert abs(found.slow_s - (end_t - begin_t)) < 6.0
     assert found.onset_delay_s is not None
     assert found.latency_cv_inter_node is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_probe_slow_from_its_start_is_found_by_the_fleets_history(tmp_path: Path) -> None:
+    with probe_here(tmp_path / "before", "--iterations", "60") as (probe, process):
+        _, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+        healthy = probe.result()
+    history = tmp_path / "history.jsonl"
+    history.write_text("".join(f"{healthy.to_json()}\n" for _ in range(3)), encoding="utf-8")
+
+    options = ("--duration", "25", "--history", str(history))
+    with probe_here(tmp_path / "slow", *options) as (probe, process):
+        until(lambda: list(probe.folder.glob("workers-0.json")), 30, probe.text)
+        with throttle(probe.pid(2), to=0.5, method="signal"):
+            _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        result = probe.result()
+    assert (result.result, result.cause) == ("compute", "device degradation"), result.to_json()
+    assert result.culprits == (f"device rank 2 of {result.nodes[0]}",)
+    assert (result.onset_delay_s, result.reference_source) == (0.0, "fleet")
+    assert result.reference_iteration_s == healthy.healthy_iteration_s
+    assert result.healthy_iteration_s is None
+    assert result.slowdown > 1.3
+    assert result.jct_increase_share > 0.2

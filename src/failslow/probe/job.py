@@ -49,14 +49,14 @@ _MODEL = {
     "cpu": (
         *("--width", "128", "--layers", "2", "--heads", "4"),
         *("--sequences", "1", "--length", "32"),
-        *("--work-ms", "15", "--dilute", "5", "--sleep", "follow"),
+        *("--work-ms", "40", "--dilute", "5", "--sleep", "average"),
     ),
     "gpu": (
         *("--width", "1536", "--layers", "12", "--heads", "16"),
         *("--sequences", "4", "--length", "512"),
     ),
 }
-_MICROBATCHES = 4
+_MICROBATCHES = {"cpu": 2, "gpu": 4}
 """Of a replica."""
 _STEPS = 100_000_000
 _LAST_BYTES = 4096
@@ -223,7 +223,7 @@ class ProbeJob:
         return [
             *("--tp", str(grid.tp), "--pp", str(grid.pp), "--dp", str(grid.dp)),
             *_MODEL[spec.preset],
-            *("--micro-batches", str(_MICROBATCHES * grid.dp)),
+            *("--micro-batches", str(_MICROBATCHES[spec.preset] * grid.dp)),
             *("--steps", str(spec.iterations or _STEPS), "--seconds", f"{spec.duration_s:g}"),
             *("--seed", str(spec.seed)),
         ]

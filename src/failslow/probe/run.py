@@ -187,9 +187,9 @@ class _Watch:
 
     def _ended(self) -> tuple[ProbeState, str]:
         """All workers have, by themselves."""
-        if self._stop.count or self._job.reason == "told":
-            return "preempted", ""
-        return "done", ""
+        reason = self._job.reason
+        is_done = reason in ("time", "steps") or not (reason or self._stop.count)
+        return ("done" if is_done else "preempted"), ""
 
 
 class _Tail:
