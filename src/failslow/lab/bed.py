@@ -249,28 +249,35 @@ class TestBed:
         self, rank: int, node: Node, command: Sequence[str], variables: Mapping[str, str]
     ) -> Worker:
         """Start a rank: into its control group, its namespaces, then the same pid is Python."""
-        group = CpuGroup(
-            self._group_root / f"{self.name}w{rank}", self._group_version, self._group_root
-        )
-        group.path.mkdir(exist_ok=True)
-        group.weight_file().write_text(str(_WEIGHT[group.version]), encoding="ascii")
-        enter = (
-            'echo $$ > "$1"; net=$2; host=$3; shift 3; exec nsenter --net="$net" '
-            'unshare --uts sh -c \'echo "$0" > /proc/sys/kernel/hostname; exec "$@"\' '
-            '"$host" "$@"'
-        )
+        group = self._group(rank)
         log = self.folder / f"rank{rank}.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
-                ["sh", "-c", enter, "sh", str(group.processes_file),
-                 str(NAMESPACES / node.namespace), node.namespace, sys.executable, *command],
+                [*_way(node, group, node.namespace), sys.executable, *command],
                 env=dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         return Worker(rank, node, process, group.path, log)
+
+    def way_into(self, node: Node, *, host: str = "") -> tuple[str, ...]:
+        """Arguments that put a command on the node, in the control group of a first worker there.
+
+        The command keeps the pid. host: what it takes for its host name; the namespace's, if left
+        out. Rings of the node belong into `node.rings`: say so by FAILSLOW_CAPTURE_FOLDER.
+        """
+        return _way(node, self._group(node.index), host or node.namespace)
+
+    def _group(self, number: int) -> CpuGroup:
+        """A worker's control group, made if absent."""
+        group = CpuGroup(
+            self._group_root / f"{self.name}w{number}", self._group_version, self._group_root
+        )
+        group.path.mkdir(exist_ok=True)
+        group.weight_file().write_text(str(_WEIGHT[group.version]), encoding="ascii")
+        return group
 
     def wait(self, timeout_s: float) -> None:
         """Until every worker has ended with 0. LabError with the first failing one's text."""
@@ -315,6 +322,17 @@ class TestBed:
             if self._reaper is not None and self._reaper.stdin is not None:
                 self._reaper.stdin.close()
                 self._reaper.wait()
+
+
+def _way(node: Node, group: CpuGroup, host: str) -> tuple[str, ...]:
+    """What leads into a control group and a node's namespaces."""
+    enter = (
+        'echo $$ > "$1"; net=$2; host=$3; shift 3; exec nsenter --net="$net" '
+        'unshare --uts sh -c \'echo "$0" > /proc/sys/kernel/hostname; exec "$@"\' '
+        '"$host" "$@"'
+    )
+    namespace = str(NAMESPACES / node.namespace)
+    return ("sh", "-c", enter, "sh", str(group.processes_file), namespace, host)
 
 
 def _letters(number: int) -> str:
