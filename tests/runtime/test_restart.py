@@ -54,6 +54,7 @@ class Launched:
         limit: int = 2,
         late_s: float = 0.3,
         slurm: Slurm | None = None,
+        saved_s: float = 30.0,
     ) -> None:
         self.folder, self.node, self.said = folder, node, list[str]()
         self.code: int | None = None
@@ -64,6 +65,7 @@ class Launched:
             node=node,
             limit=limit,
             say=self.said.append,
+            saved_s=saved_s,
             grace_s=0.5,
             backoff_s=0.05,
             late_s=late_s,
@@ -99,7 +101,7 @@ def test_without_orders_a_command_runs_once(tmp_path: Path, code: int) -> None:
 
 
 def test_the_node_left_out_ends_all_it_started_and_stays_away(tmp_path: Path) -> None:
-    job = Launched(tmp_path, _STUBBORN, str(tmp_path), node="gpu-3")
+    job = Launched(tmp_path, _STUBBORN, str(tmp_path), node="gpu-3", saved_s=0.3)
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     child = psutil.Process(int((tmp_path / "pid").read_text()))
     job.order("gpu-3")
@@ -128,6 +130,31 @@ def test_a_job_that_was_saved_and_ended_well_is_started_again(tmp_path: Path) ->
     job.order("gpu-1", id="e1-2")
     assert job.end() == 0
     assert starts(tmp_path) == 2
+
+
+def test_a_launcher_that_waits_for_nodes_that_are_gone_is_ended_and_started_again(
+    tmp_path: Path,
+) -> None:
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "wait,0", saved_s=0.5)
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    assert job.end() == 0
+    assert starts(tmp_path) == 2
+    assert any("not ended within 0.5 s" in text for text in job.said)
+
+
+def test_the_node_left_out_lets_its_launcher_end_as_others_may_wait_for_it(tmp_path: Path) -> None:
+    polite = (
+        "import pathlib, signal, sys, time; folder = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (folder / 'killed').touch())\n"
+    )
+    job = Launched(tmp_path, polite + _COUNTED, str(tmp_path), "wait", node="gpu-3")
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    until(lambda: any("is left out" in text for text in job.said))
+    (tmp_path / "go").touch()
+    assert job.end() == 0
+    assert not (tmp_path / "killed").exists()
 
 
 def test_a_restart_that_fails_is_given_up_after_the_limit_and_said(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ was started again since the order, and the order's id."""
 
 _LOOK_S = 0.2
 _GRACE_S = 30.0
+_SAVED_S = 120.0
+"""A training that has saved itself ends by itself within so long; then it is ended."""
 _LATE_S = 10.0
 """An order may come so long after the command has ended well."""
 RECENT_S = 900.0
@@ -137,6 +139,7 @@ class Supervised:
         say: Callable[[str], None],
         slurm: Slurm | None = None,
         resumed: str = "",
+        saved_s: float = _SAVED_S,
         grace_s: float = _GRACE_S,
         backoff_s: float = _BACKOFF_S,
         late_s: float = _LATE_S,
@@ -144,7 +147,8 @@ class Supervised:
     ) -> None:
         self._command, self._environ = list(command), dict(environ)
         self._folder, self._node, self._limit, self._say = folder, node, limit, say
-        self._grace_s, self._backoff_s, self._late_s = grace_s, backoff_s, late_s
+        self._saved_s, self._grace_s = saved_s, grace_s
+        self._backoff_s, self._late_s = backoff_s, late_s
         self._slurm, self._killed_s = slurm, killed_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_by = 0
@@ -218,8 +222,13 @@ class Supervised:
         """The command's exit code once it has ended; None when it is not to go on here."""
         assert self._process is not None
         ended: int | None = None
-        until_s = 0.0
+        until_s = stop_s = 0.0
         while True:
+            if ended is None and self._told and time.monotonic() >= stop_s:
+                # torchrun waits minutes for the launchers of nodes that are gone
+                self._say(f"the command has not ended within {self._saved_s:g} s: it is ended")
+                self._stop()
+                return 0
             if ended is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = self._process.wait(_LOOK_S)
@@ -242,14 +251,14 @@ class Supervised:
             if self._slurm is not None:
                 self._slurm.leave_out(order.evict, order.why)
             if self._node not in order.evict:
-                self._told = True
+                self._told, stop_s = True, time.monotonic() + self._saved_s
                 self._say(f"the job starts again without {without} ({order.why})")
                 continue
             self._say(
                 f"this node, {self._node}, is left out of the job ({order.why}): its workers are "
                 "stopped; have it looked at before it is used again"
             )
-            self._stop()
+            self._end()
             return None
 
     def _fresh(self, ended: bool) -> RestartOrder | None:
@@ -262,16 +271,20 @@ class Supervised:
 
     def _hand_over(self, slurm: Slurm, order: RestartOrder) -> None:
         """Slurm starts the whole job again: nothing goes on here, whichever node this is."""
-        assert self._process is not None
         self._say(f"the job starts again without {', '.join(order.evict)} ({order.why})")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self._grace_s)  # it has saved itself and is about to end
-        self._stop()
+        self._end()
         self._left = 0 if slurm.leave_out(order.evict, order.why) else 1
         # a batch script that ended now would end the job before it is requeued
         deadline_s = time.monotonic() + (0.0 if self._left else self._killed_s)
         while time.monotonic() < deadline_s and not self._stop_signal():
             time.sleep(_LOOK_S)
+
+    def _end(self) -> None:
+        """Let a command that has saved itself end, for others may wait for it to; then end it."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._saved_s)
+        self._stop()
 
     def _stop(self) -> None:
         """End the command and all it started: politely, then not."""
