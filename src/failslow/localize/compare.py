@@ -17,6 +17,8 @@ and recv are such a call of two.) Where a root gives to all, only the root is wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,7 @@ from scipy.sparse.csgraph import connected_components
 
 from failslow.localize.compare_links import Transfers, judge, mix, numbers, unique
 from failslow.localize.digest_line import OVERLAP_SHARE
-from failslow.records import RankProfile
+from failslow.records import CallCell, RankProfile
 
 __all__ = ["HEALTHY", "NOW", "Table"]
 
@@ -77,12 +79,13 @@ class Table:
         An unseen wait counts as waiting unless somebody, now or in healthy times, was seen to go
         on while the same call was under way.
         """
-        call = unique(self._eraless)
-        told = np.zeros(len(call), np.bool_)
-        told[call[self.overlap >= OVERLAP_SHARE]] = True
-        shown = np.where(told[call], self.hidden_s * self.times, 0.0)
         own = np.array([_nan(p.compute_s) for p in self.profiles])
-        own += np.bincount(self.who, weights=shown, minlength=len(own))
+        if self.hidden_s.any():
+            call = unique(self._eraless)
+            told = np.zeros(len(call), np.bool_)
+            told[call[self.overlap >= OVERLAP_SHARE]] = True
+            shown = np.where(told[call], self.hidden_s * self.times, 0.0)
+            own += np.bincount(self.who, weights=shown, minlength=len(own))
         spread = np.array([p.compute_spread_s for p in self.profiles])
         count = np.array([max(p.iterations, 1) for p in self.profiles])
         return own, 1.2533 * 1.4826 * spread / np.sqrt(count)  # of the median of Gaussian values
@@ -115,21 +118,19 @@ class Table:
         first = np.unique(self.gid, return_index=True)[1].tolist()
         self.labels = [cells[index].label for index in first]
         """What torch calls each group."""
-        self.op = numbers([cell.op for cell in cells], self.ops)
-        self.size = np.array([cell.size_bytes for cell in cells], np.int64)
-        self.place = np.array([cell.position for cell in cells], np.int64)
+        self.op = numbers(map(attrgetter("op"), cells), self.ops)
+        self.size = _column(cells, "size_bytes", np.int64)
+        self.place = _column(cells, "position", np.int64)
         peers = [_NONE if cell.peer is None else cell.peer for cell in cells]
-        self.peer = np.array(peers, np.int64)
-        calls = [cell.calls for cell in cells]
+        self.peer = np.fromiter(peers, np.int64, len(peers))
         iterations = np.array([max(p.iterations, 1) for p in self.profiles], np.int64)
-        self.times = np.array(calls, np.float64) / iterations[self.who]
+        self.times = _column(cells, "calls", np.float64) / iterations[self.who]
         """Calls an iteration makes of it."""
-        # None becomes nan
-        self.duration_s = np.array([cell.duration_s for cell in cells], np.float64)
-        self.least_s = np.array([cell.least_s for cell in cells], np.float64)
-        self.wait_s = np.array([cell.wait_s for cell in cells], np.float64)
-        self.hidden_s = np.array([cell.hidden_s for cell in cells], np.float64)
-        self.overlap = np.array([cell.overlap for cell in cells], np.float64)
+        self.duration_s = _column(cells, "duration_s", np.float64)
+        self.least_s = _column(cells, "least_s", np.float64)
+        self.wait_s = _column(cells, "wait_s", np.float64)
+        self.hidden_s = _column(cells, "hidden_s", np.float64)
+        self.overlap = _column(cells, "overlap", np.float64)
 
     def _group_numbers(self, column: Sequence[tuple[int, ...]]) -> Ints:
         """A world of 10,000 is hashed once, not once a cell: equal groups mostly are one object."""
@@ -153,7 +154,10 @@ class Table:
         gsize = self._sizes[self.gid] if len(self.gid) else self.gid
         pair = (self.src, self.dst)
         key = mix(self.gid, self._op_or_pair, self.size, self.place, *pair, self.era[self.who])
-        self.call = unique(key)
+        self._by_call = np.argsort(key, kind="stable")
+        edges = np.diff(key[self._by_call], prepend=key[self._by_call[:1]]) != 0
+        self.call = np.empty(len(key), np.int64)
+        self.call[self._by_call] = np.cumsum(edges)
         self._eraless = mix(self.gid, self._op_or_pair, self.size, self.place, *pair)
         kind = mix(self.op, self.size, gsize, np.round(self.times).astype(np.int64))
         self._signature = self._summed(kind)
@@ -218,7 +222,7 @@ class Table:
 
     def _of_call(self, how: np.ufunc, values: Floats) -> Floats:
         """`how` over the cells of each call."""
-        order = np.argsort(self.call, kind="stable")
+        order = self._by_call
         starts = np.flatnonzero(np.diff(self.call[order], prepend=-1))
         return np.asarray(how.reduceat(values[order], starts), np.float64)
 
@@ -227,7 +231,7 @@ class Table:
     def transfers(self) -> Transfers:
         """What groups and pairs take now: against their healthy times, else against others."""
         usable = ~self._is(_UNCOMPARED) & ~self._is(_GIVES) & (self.size != 0)
-        order = np.argsort(self.call, kind="stable")
+        order = self._by_call
         cells = order[usable[order]]
         if not len(cells):
             return Transfers.none()
@@ -284,6 +288,14 @@ class Table:
         place = np.minimum(np.searchsorted(self.rank[order], ranks), len(order) - 1)
         found = order[place]
         return np.where(self.rank[found] == ranks, found, _NONE)
+
+
+def _column(cells: Sequence[CallCell], name: str, kind: type[np.generic]) -> NDArray[Any]:
+    """One field of all cells, without a list between: there are millions. None becomes nan."""
+    try:
+        return np.fromiter(map(attrgetter(name), cells), kind, len(cells))
+    except TypeError:
+        return np.array([getattr(cell, name) for cell in cells], kind)
 
 
 def _nan(value: float | None) -> float:

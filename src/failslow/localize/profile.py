@@ -85,6 +85,7 @@ class _Diagnosing:
         elif slowdown > 1.0:
             self.healthy_s = self.iteration_s / slowdown
         own, error = table.own()
+        self._all_own_s = own
         self.own_s, self.error_s = own[:count], error[:count]
         self.expected_s = np.full(count, np.nan)
         """What each worker should spend by itself."""
@@ -333,8 +334,7 @@ class _Diagnosing:
 
     def _imbalance(self) -> str:
         """The kind of work that takes longest, where that is by design as far as can be told."""
-        table, before = self.table, self.table.before()
-        own, _ = table.own()
+        before, own = self.table.before(), self._all_own_s
         usable = np.where(before >= 0, own[before], self.own_s)
         times, members = [], []
         for peers in self._peers():
