@@ -172,3 +172,15 @@ def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) 
         assert not list((job.folder / "rings").iterdir())
         assert {e.rank for e in job.entries("step")} == {None, 0, 1}
         assert os.path.relpath(job.journal_path) in (job.folder / "out0.txt").read_text()
+
+
+def test_slurm_is_told_nothing_without_restarts_and_outside_of_a_job(tmp_path: Path) -> None:
+    refused = run("--slurm", "drain", "true", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "--slurm drain without --restarts does nothing; add --restarts 1" in refused.stderr
+    unknown = run("--slurm", "reboot", "--restarts", "1", "true", cwd=tmp_path)
+    assert unknown.returncode == 1
+    assert "none of off, drain, requeue" in unknown.stderr
+    bare = run("--slurm", "requeue", "--restarts", "1", "false", cwd=tmp_path)
+    assert bare.returncode == 1
+    assert "this is no Slurm job: nothing will be requeued" in bare.stderr

@@ -47,8 +47,8 @@ _LOOK_S = 0.2
 _GRACE_S = 30.0
 _SAVED_S = 120.0
 """A training that has saved itself ends by itself within so long; then it is ended."""
-_LATE_S = 10.0
-"""An order may come so long after the command has ended well."""
+_LATE_S, _LATE_FAILED_S = 10.0, 3.0
+"""An order may come so long after the command has ended well, or has failed."""
 RECENT_S = 900.0
 """A command that fails so long after an order fails because of it."""
 _BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
@@ -233,9 +233,10 @@ class Supervised:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = self._process.wait(_LOOK_S)
                     ended = 128 - code if code < 0 else code
-                    # a job that was saved to be started again ends before the order is here; a
-                    # spare's launcher fails then, as it has nobody to wait for any more
-                    until_s = time.monotonic() + self._late_s
+                    # a job that was saved to be started again ends before the order is here; then
+                    # a spare's launcher, which has nobody to wait for any more, fails
+                    wait_s = self._late_s if ended == 0 else min(self._late_s, _LATE_FAILED_S)
+                    until_s = time.monotonic() + wait_s
             elif time.monotonic() >= until_s or self._told or self._stop_signal():
                 return ended
             else:
