@@ -50,7 +50,7 @@ def probe_study_view(
         line.no_wrap, line.overflow = True, "ignore"
         parts.append(line)
     parts.append(Padding(_sizes(study), (0, 0, 0, 2 * bool(source))))
-    named = [node for node in study.nodes if node.named or node.slow]
+    named = [node for node in study.nodes if node.named]
     if named:
         parts += [Text(), Padding(_nodes(named[:_NODES]), (0, 0, 0, 2 * bool(source)))]
     if len(named) > _NODES:
