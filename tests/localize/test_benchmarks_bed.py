@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -105,5 +106,7 @@ def test_a_throttled_worker_and_a_slow_link_are_both_told(nodes: Nodes) -> None:
         found = nodes.verdict()
     assert named(found) == {("device", (2,), ()), ("link", (0,), (1,))}, found
     (device,) = (f for f in found.findings if f.what == "device")
-    assert device.slowdown == pytest.approx(1 / 0.3, rel=0.35)
-    assert "a quota held the process" in device.evidence[0]
+    # a product takes up to twice as long while the core's other half is at work
+    assert 0.65 / 0.3 < device.slowdown < 2.0 / 0.3
+    (share,) = re.findall(r"a quota held the process for (\d+)% of the time", device.evidence[0])
+    assert int(share) == pytest.approx(70, abs=12)

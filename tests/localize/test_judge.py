@@ -167,6 +167,20 @@ def test_transfers_of_a_worker_whose_processor_is_slow_are_no_links_fault() -> N
     assert named(found) == {("device", (2,), ()), ("link", (2,), ()), ("link", (), (2,))}
 
 
+@pytest.mark.parametrize(("slow", "is_told"), [(5.0, False), (12.0, True)])
+def test_a_worker_that_is_held_holds_its_transfers_for_a_moment_and_no_longer(
+    slow: float, is_told: bool
+) -> None:
+    lab = Lab(workers=job(4, 1, "cpu"), noise=0.02)
+    script = reference_script(lab.workers, WHOLE)
+    results = lab.run(script, Culprits(links={("n1", "n2"): slow}))
+    for result in results:
+        if result["do"] == "gemm" and result["rank"] == 2:
+            result["wall_s"] *= 2.7  # stopped by signals
+    found = named(judge(results, lab.run(script), lab.workers, episode="e"))
+    assert found == {("device", (2,), ())} | ({("link", (1,), (2,))} if is_told else set())
+
+
 def test_only_devices_of_the_same_model_compare() -> None:
     workers = [
         WorkerPlace(rank=r, node=f"n{r}", device="NVIDIA H200" if r < 3 else "NVIDIA A100")

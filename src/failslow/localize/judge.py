@@ -75,7 +75,7 @@ def judge(
         list(results), list(reference), {w.rank: w for w in workers}, settings or JudgeSettings()
     )
     findings = case.computing()
-    links = LinkJudge(case.places, case.settings.link, case.slow_workers)
+    links = LinkJudge(case.places, case.settings.link, case.slow_workers, case.held_workers)
     findings += links.findings(case.results, case.reference)
     notes = [*case.notes, *links.notes]
     if not findings:
@@ -109,6 +109,8 @@ class _Case:
     settings: JudgeSettings
     slow_workers: dict[int, float] = field(default_factory=dict)
     """{rank: slowdown} of workers whose own processor is slow: their transfers are, too."""
+    held_workers: set[int] = field(default_factory=set)
+    """Those among them that a quota or signals hold at times."""
     notes: list[str] = field(default_factory=list)
     devices_measured: int = 0
     hosts_measured: int = 0
@@ -150,12 +152,14 @@ class _Case:
                 for rank in finding.ranks:
                     known = self.slow_workers.get(rank, 1.0)
                     self.slow_workers[rank] = max(known, finding.slowdown)
+                    if rank in now and now[rank].is_held:
+                        self.held_workers.add(rank)
         return findings
 
     def _least(self, rank: int, reading: GemmReading) -> float:
         """The ratio below which a device is not named."""
-        is_held = reading.held + reading.stopped > 0.05
-        return self.settings.cpu if is_cpu(self.places[rank].device) and not is_held else 1.0
+        on_cpu = is_cpu(self.places[rank].device)
+        return self.settings.cpu if on_cpu and not reading.is_held else 1.0
 
     def _gemms(self, results: Iterable[Result]) -> dict[int, GemmReading]:
         return merge_runs(gemm_readings(results, self.places))

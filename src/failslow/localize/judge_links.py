@@ -10,7 +10,7 @@ card, so what counts is the fastest of their transfers to another node.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -31,6 +31,8 @@ Sized = tuple[int, dict[Link, Reading]]
 
 _WORKER_SHARE = 1.5
 """A worker whose processor takes x longer may make its transfers take so many times x longer."""
+_HOLD_S = 0.1
+"""...and so much more for one that a quota or signals hold now and then: for so long at a time."""
 _ECHO = 0.4
 """A link whose way back is slower by x carries its acknowledgements late, and may look slow by
 x to this power, from..."""
@@ -41,13 +43,20 @@ class LinkJudge:
     """Judges once: `findings`, then `measured` and `notes`."""
 
     def __init__(
-        self, places: Mapping[int, WorkerPlace], limits: Limits, slow_workers: Mapping[int, float]
+        self,
+        places: Mapping[int, WorkerPlace],
+        limits: Limits,
+        slow_workers: Mapping[int, float],
+        held_workers: Container[int] = (),
     ) -> None:
+        """slow_workers: {rank: slowdown} of its processor. held_workers: those that do not run at
+        times."""
         self.measured = 0
         self.notes: list[str] = []
         self._places = places
         self._limits = limits
         self._slow_workers = slow_workers
+        self._held_workers = held_workers
 
     def findings(self, results: Iterable[Result], reference: Iterable[Result]) -> list[Finding]:
         """Slow links and cards."""
@@ -107,7 +116,11 @@ class LinkJudge:
     ) -> list[Finding]:
         ranks = {self._link(r): (r.sender, r.receiver) for r in readings}
         slow = {link: c.ratio for link, (_, c) in judged.items() if c.is_slow}
-        explained = {link for link in slow if self._is_explained(link, slow, ranks[link])}
+        explained = {
+            link
+            for link in slow
+            if self._is_explained(link, slow, ranks[link], judged[link][1].expected_s)
+        }
         for link in explained:
             del slow[link]
         measured = [link for link in judged if link not in explained]
@@ -121,10 +134,15 @@ class LinkJudge:
         every: tuple[Culprit[End], ...] = (*culprits, *(Culprit("link", *u) for u in unclear))
         return [self._finding(culprit, slow, judged) for culprit in every]
 
-    def _is_explained(self, link: Link, slow: Mapping[Link, float], ranks: tuple[int, int]) -> bool:
+    def _is_explained(
+        self, link: Link, slow: Mapping[Link, float], ranks: tuple[int, int], expected_s: float
+    ) -> bool:
         """By a worker that is slow itself, or by the way back."""
         worker = max(self._slow_workers.get(rank, 1.0) for rank in ranks)
-        if slow[link] - 1.0 <= _WORKER_SHARE * (worker - 1.0):
+        excused = _WORKER_SHARE * (worker - 1.0)
+        if any(rank in self._held_workers for rank in ranks):
+            excused += _HOLD_S / expected_s
+        if slow[link] - 1.0 <= excused:
             self.notes.append(
                 f"transfers {_name(link[0])}>{_name(link[1])} are slow, as their worker is"
             )

@@ -34,6 +34,7 @@ _CROWD_DOUBT = 0.2
 """Who waits for a core finds its caches cold: running, too, takes longer, by an unknown factor."""
 _STOPPED_SHARE = 0.03
 """Time neither run nor waited for a core, below which it is the books' own error."""
+_HELD_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,11 @@ class GemmReading:
     """Share of that time a quota held it..."""
     stopped: float = 0.0
     """...and in which it neither ran nor waited."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was kept from running, by whomever."""
+        return self.held + self.stopped > _HELD_SHARE
 
     def facts(self) -> tuple[str, ...]:
         """What the books say, in words."""

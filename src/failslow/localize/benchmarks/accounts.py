@@ -48,11 +48,12 @@ class Books:
         self._quotas = tuple(_quota_files())
         self._queued = _queued_s()
         self._throttled_s = self._read_throttled()
-        self._cpu_s, self._wall_s = time.thread_time(), time.perf_counter()
+        # inside the wall clock's interval, at both ends
+        self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
 
     def close(self) -> Account:
         """What happened since this was made."""
-        wall_s, cpu_s = time.perf_counter() - self._wall_s, time.thread_time() - self._cpu_s
+        cpu_s, wall_s = time.thread_time() - self._cpu_s, time.perf_counter() - self._wall_s
         now, none = _queued_s(), (0.0, 0.0)
         ran = {task: now[task][0] - self._queued.get(task, none)[0] for task in now}
         most = max(ran.values(), default=0.0)
