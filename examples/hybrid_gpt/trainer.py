@@ -58,11 +58,12 @@ class Trainer:
         self.end = ""
         """The same of any worker, as of the last step: all of them know it after the same one."""
         self._weight = 0.0
-        self._build(grid)
+        self.grid, self._joined = grid, True
+        self._build()
 
-    def _build(self, grid: Grid) -> None:
-        """Be the worker at this place of the grid, with a new model and optimizer."""
-        self.grid = grid
+    def _build(self) -> None:
+        """Be the worker at its place of the grid, with a new model and optimizer."""
+        grid = self.grid
         self.stage = Stage(self.shape, grid.stage, grid.layout.pp, self.seed).to(self.device)
         self.stage.work = self._work
         if grid.layout.tp > 1:
@@ -108,13 +109,19 @@ class Trainer:
         }
 
     def move(self, placement: tuple[int, ...], state: dict[str, Any]) -> None:
-        """Take the place that `placement` gives this worker, and its state. All together."""
-        old = self.grid
+        """Take the place that `placement` gives this worker, and its state. All together.
+
+        Where it fails, on whichever workers, all can call it again: to go back, or for another try.
+        """
         # parameters that are split over workers hold on to the groups they were made with
-        del self.stage, self.parameters, self.optimizer
+        for name in ("stage", "parameters", "optimizer"):
+            self.__dict__.pop(name, None)  # an earlier call may have failed just here
         self._pipeline = None
-        old.close()
-        self._build(Grid.build(old.layout, placement, self.device.type))
+        if self._joined:
+            self._joined = False
+            self.grid.close()
+        self.grid, self._joined = Grid.build(self.grid.layout, placement, self.device.type), True
+        self._build()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 local(parameter).copy_(state["parameters"][name])

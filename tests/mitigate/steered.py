@@ -317,6 +317,35 @@ def moving(job: Job) -> Any:
     return {**result, "placements": placements}
 
 
+@scenario
+def stumbling(job: Job) -> Any:
+    """Rank 2 fails in the middle of changing places: all go back, and the next order succeeds."""
+    plans: list[tuple[str, dict[str, Any]]] = [("S3", {"placement": [2, 1, 0, 3]})] * 2
+    result: dict[str, Any] = {}
+    for name, wanted in (("even", []), ("steered", plans)):
+        trainer = _gpt()
+        coordinator = failslow.Coordinator(
+            MICROBATCHES, listen_s=0.05, mesh=trainer.grid.mesh, model=trainer.stage,
+            gradients="sum", rebuild=trainer.rebuild, state=trainer.state, move=trainer.move,
+        )  # fmt: skip
+        if name == "steered" and job.rank == 2:
+            trainer._build = _failing_once(trainer._build)
+        result[name] = job.train(coordinator, _part_step(trainer), wanted)
+        result[name]["placement"] = coordinator.placement
+    return result
+
+
+def _failing_once(act: Callable[[], None]) -> Callable[[], None]:
+    failures = [MemoryError("no room for the model")]
+
+    def build() -> None:
+        if failures:
+            raise failures.pop()
+        act()
+
+    return build
+
+
 def _gpt() -> Any:
     """One worker of examples/hybrid_gpt on two stages and two replicas."""
     from data import Batches, read_corpus

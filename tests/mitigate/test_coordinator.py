@@ -32,7 +32,8 @@ def _run(folder: Path, *scenarios: str, steps: int, limit_s: float) -> Reports:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Every scenario once, short, in one job."""
     folder = tmp_path_factory.mktemp("steered")
-    scenarios = ("ddp", "hsdp", "hybrid", "moving", "fsdp", "reasons", "failing", "parted")
+    moved = ("moving", "stumbling")
+    scenarios = ("ddp", "hsdp", "hybrid", *moved, "fsdp", "reasons", "failing", "parted")
     return _run(folder, *scenarios, steps=24, limit_s=280.0)
 
 
@@ -79,6 +80,15 @@ def test_workers_that_change_places_train_on_alike(reports: Reports) -> None:
     ]  # fmt: skip
     assert mine[0]["even"]["losses"] == mine[0]["steered"]["losses"]
     assert mine[0]["facts heard"][-1]["ranks"] == [0, 1, 2, 3]  # at the start
+
+
+def test_a_move_that_fails_half_way_is_undone_and_can_be_made_again(reports: Reports) -> None:
+    mine = [report["stumbling"] for report in reports]
+    failed, done = mine[0]["steered"]["outcomes"]
+    assert (failed["ok"], failed["error"]) == (False, "rank 2: no room for the model")
+    assert done["ok"]
+    assert all(m["steered"]["placement"] == [2, 1, 0, 3] for m in mine)
+    assert mine[0]["even"]["losses"] == mine[0]["steered"]["losses"]
 
 
 def test_the_controller_is_told_what_planning_needs(reports: Reports) -> None:
