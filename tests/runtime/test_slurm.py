@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import doctest
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from failslow.errors import ConfigError, PlanError
+from failslow.journal import JournalWriter, read_journal
+from failslow.pipeline import Write
 from failslow.records import Decision, Plan
 from failslow.runtime import slurm
+from failslow.runtime.controller import Controller
 from failslow.runtime.slurm import Allocation, Slurm, advised, expand, leave_out, read_allocation
 
 # recorded from a batch script, and from the second task of its step, on Slurm 22.05
@@ -212,3 +216,49 @@ def test_advice_shows_the_commands_and_runs_none() -> None:
     assert lost is not None
     assert lost["commands"] == []
     assert "vm is none of the 3 nodes" in lost["error"]
+
+
+class _Bus:
+    """An endpoint that nobody listens at."""
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        pass
+
+
+class _Deciding:
+    """A pipeline that decides at once."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+
+    def start(self, _entries: Any, now_s: float) -> list[Any]:
+        return [Write(kind="decision", record=self.decision, t=now_s)]
+
+
+def _journal_of(folder: Path, job: Allocation | None, setting: str, restarted: str) -> list[Any]:
+    journal = JournalWriter(folder / "journal.jsonl")
+    controller = Controller(
+        worker="1-1",
+        pipeline=cast(Any, _Deciding(_decided("S4", apply=False))),
+        endpoint=cast(Any, _Bus()),
+        journal=journal,
+        slurm=None if job is None else (job, setting),
+    )
+    controller.start([], 5.0, restarted=restarted)
+    journal.close()
+    return [e.record for e in read_journal(folder / "journal.jsonl") if e.kind == "action"]
+
+
+def test_the_controller_writes_advice_and_restarts_into_the_journal(tmp_path: Path) -> None:
+    shown, restarted = _journal_of(tmp_path, allocation(), "off", "2 e1-4")
+    assert shown["what"] == "slurm"
+    assert not shown["run"]
+    assert shown["commands"][0].startswith("scontrol update NodeName=node2 State=DRAIN")
+    assert restarted == {"what": "restarted", "id": "e1-4", "starts": 2}
+
+
+@pytest.mark.parametrize("restarted", ["", "2", "many e1-4"])
+def test_outside_of_slurm_and_before_any_restart_it_writes_neither(
+    tmp_path: Path, restarted: str
+) -> None:
+    assert _journal_of(tmp_path, None, "off", restarted) == []
