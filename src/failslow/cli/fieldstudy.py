@@ -1,52 +1,41 @@
 """`failslow study --simulate SEED`: the field study, simulated, analysed and scored.
 
 In: a seed, the detector's settings. Out: the analyses and pictures of a `Batch`, and a
-`FieldStudy`. Here the stages meet: jobs are simulated, detected, blamed, compared with the truth,
-and each true fault is put to every policy.
+`FieldStudy`. Here the stages meet: jobs are simulated, the detector looks at their iterations,
+localize at the calls and benchmarks of those that were hit, and their faults are put to every
+policy; all of it is the code that watches live jobs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-
-import numpy as np
 
 from failslow.cli.inputs import Batch
 from failslow.cli.output import progress
 from failslow.config import DecideConfig, DetectConfig, load_config
-from failslow.decide.allocate import allocate, even_split, pipeline_costs
-from failslow.decide.learned import choose_theta
-from failslow.decide.ski import Ladder
-from failslow.detect import analyze
-from failslow.records import JobAnalysis
+from failslow.decide import Incident, learn_history
+from failslow.detect import Detector, analyze
+from failslow.localize.calibrate import calibrate
+from failslow.records import JobAnalysis, JobFacts
 from failslow.report.fieldstudy import FieldStudy, PolicyResult, PopulationResult
 from failslow.report.picture import job_picture
-from failslow.simulate.blame import blame
 from failslow.simulate.fieldstudy import POPULATIONS, Population, StudyJob, field_study
-from failslow.simulate.job import SimulatedJob, compute_s, iteration_s, simulate
-from failslow.simulate.scenario import Scenario
+from failslow.simulate.inquire import is_part, locate, true_findings
+from failslow.simulate.job import SimulatedJob, simulate
+from failslow.simulate.policies import POLICY_NAMES, FaultCase, PolicyTrial, incident_of
 from failslow.simulate.score import Score, score
-from failslow.stats.survival import SurvivalCurve
+from failslow.simulate.watched import job_facts
 
 __all__ = ["simulate_study"]
 
-_POLICIES = (
-    "do nothing",
-    "always restart",
-    "S2 only",
-    "full ladder",
-    "ladder with history",
-    "clairvoyant",
-)
-_TRUST = 0.5
-_TRIED = 16
-"""Places a congested link's node is tried at."""
 _PICTURES = 40
 """Jobs drawn on the page, the hardest hit first."""
+_CLASSES = {"device": "GPU", "host": "CPU", "link": "network"}
+"""Of a finding, in the study's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +44,9 @@ class _Case:
     job: SimulatedJob
     analysis: JobAnalysis
     score: Score
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """A true fault: how long it would last, and how slow the job is at each level."""
-
-    duration_s: float
-    slowdown: tuple[float, ...]
-    """At S1, S2, S3, S4."""
+    faults: tuple[FaultCase, ...] = ()
+    facts: JobFacts | None = None
+    """Of a job that was truly hit."""
 
 
 def simulate_study(
@@ -76,11 +59,10 @@ def simulate_study(
     quiet: bool,
     populations: Sequence[Population] = POPULATIONS,
 ) -> tuple[Batch, FieldStudy]:
-    """All jobs of the field study of this seed, analysed and scored.
+    """All jobs of the field study of this seed, analysed, localised and scored.
 
-    Policies act at a fault's onset and take no time from it. S2 is the exact split of
-    `decide.allocate`; S3 the best exchange of a congested node with one of 16 others, by the
-    simulator itself; costs are those of the decide settings.
+    Policies hear of a fault when the detector confirms it, and of its culprits as localisation
+    names them; costs are those of the decide settings.
     """
     settings = load_config(
         "detect",
@@ -97,7 +79,10 @@ def simulate_study(
             job = simulate(told.scenario)
             analysis = analyze(job.series, settings)
             batch.analyses.append(analysis)
-            cases[told.population.name].append(_Case(told, job, analysis, score(job, analysis)))
+            case = _Case(told, job, analysis, score(job, analysis))
+            if told.scenario.faults:
+                case = _localised(case, settings)
+            cases[told.population.name].append(case)
     if pictures:
         everything = [case for group in cases.values() for case in group]
         everything.sort(key=lambda case: -case.analysis.jct_increase_pct)
@@ -121,6 +106,11 @@ def _population(
         for fault in case.score.faults
         if fault.onset_error is not None and fault.truth.counts
     ]
+    lasted = [fault.until_s - fault.from_s for case in cases for fault in case.faults]
+    true_increases = [
+        100 * case.job.lost_s / float(case.job.healthy_s.sum()) for case in cases if case.faults
+    ]
+    faults, right, innocent = _culprits(cases)
     return PopulationResult(
         name=population.name,
         jobs=len(cases),
@@ -130,29 +120,68 @@ def _population(
         false_alarms=sum(case.score.false_alarms for case in cases),
         missed=sum(case.score.missed for case in cases),
         mean_duration_s=fmean(lengths) if lengths else None,
+        true_duration_s=fmean(lasted) if lasted else None,
         published_duration_s=population.mean_duration_s,
         jct_increase_pct=fmean(increases) if increases else None,
+        true_jct_increase_pct=fmean(true_increases) if true_increases else None,
         published_jct_increase_pct=population.jct_increase_pct,
         over_50_share_pct=(
             100 * sum(value > 50 for value in increases) / len(increases) if increases else None
         ),
         median_onset_error=median(errors) if errors else None,
+        faults=faults,
+        culprits_right=right,
+        innocents=innocent,
         causes=_causes(cases),
-        policies=_policies([f for case in cases for f in _faults(case)], costs),
+        policies=_policies(cases, costs),
     )
 
 
+def _localised(case: _Case, settings: DetectConfig) -> _Case:
+    """With what localisation makes of its faults; two that begin together are one."""
+    scenario = case.told.scenario
+    confirmed = _confirmations(case.job, settings)
+    end_s = float(case.job.series.end_s[-1])
+    found, facts = [], None
+    for from_s in sorted({fault.from_s for fault in scenario.faults}):
+        acting = [fault for fault in scenario.faults if fault.from_s == from_s]
+        until_s = min(max(from_s + (fault.for_s or end_s) for fault in acting), end_s)
+        if until_s <= from_s:
+            continue
+        located = locate(scenario, at_s=from_s, onset_s=from_s)
+        facts = facts or calibrate(job_facts(scenario), located.profiles)
+        found.append(
+            FaultCase(
+                from_s=from_s,
+                until_s=until_s,
+                noticed_s=next((t for t in confirmed if from_s < t < until_s), None),
+                slowdown=located.slowdown,
+                findings=located.verdict.findings,
+                truth=true_findings(scenario, from_s),
+            )
+        )
+    return replace(case, faults=tuple(found), facts=facts)
+
+
+def _confirmations(job: SimulatedJob, settings: DetectConfig) -> list[float]:
+    """When the detector, iteration by iteration, was sure of an onset or a deeper level."""
+    detector, times = Detector(settings), list[float]()
+    for index in range(len(job.series)):
+        sample = job.series.sample(index)
+        events = detector.update(sample)
+        times += [sample.end_s for event in events if event.kind in ("onset", "level")]
+    return times
+
+
 def _causes(cases: Sequence[_Case]) -> list[tuple[str, int, int, int]]:
+    """(cause, jobs truly hit by it, jobs it is named in, jobs where both agree)."""
     true: Counter[str] = Counter()
     named: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for case in cases:
         fate = case.told.fate
-        found = {
-            blame(case.job, case.analysis, episode).cause for episode in case.analysis.fail_slows
-        }
-        # parts that different episodes name add up
-        parts = {part for cause in found for part in cause.split(" and ")}
+        # parts that different faults of a job name add up
+        parts = {_CLASSES[finding.what] for fault in case.faults for finding in fault.findings}
         cause = " and ".join(sorted(parts, reverse=True))
         true.update([fate] if fate else [])
         named.update([cause] if cause else [])
@@ -160,83 +189,56 @@ def _causes(cases: Sequence[_Case]) -> list[tuple[str, int, int, int]]:
     return [(c, true[c], named[c], right[c]) for c in sorted({*true, *named})]
 
 
-def _faults(case: _Case) -> Iterator[_Fault]:
-    """The true faults that slow the job; two that act together are one."""
-    scenario = case.told.scenario
-    if not scenario.faults:
-        return
-    healthy_s = iteration_s(scenario.but(faults=()))
-    for from_s in sorted({fault.from_s for fault in scenario.faults}):
-        acting = [fault for fault in scenario.faults if fault.from_s == from_s]
-        only = scenario.but(faults=tuple(acting))
-        slow_s = iteration_s(only, from_s)
-        left_s = case.job.series.end_s[-1] - from_s
-        duration_s = min(max(f.for_s or left_s for f in acting), left_s)
-        if duration_s <= 0:
-            continue
-        redistributed_s = _redistributed_s(only, from_s, slow_s)
-        rearranged_s = min(redistributed_s, _rearranged_s(only, from_s, slow_s))
-        ratios = (slow_s, redistributed_s, rearranged_s, healthy_s)
-        yield _Fault(float(duration_s), tuple(max(1.0, s / healthy_s) for s in ratios))
+def _culprits(cases: Sequence[_Case]) -> tuple[int, int, int]:
+    """(faults, those whose culprits were all named and nobody else, those with an innocent named).
+
+    Of a node whose card is slow a link from it is a culprit, too: too few links may have been
+    measured to tell the two apart.
+    """
+    faults = [fault for case in cases for fault in case.faults]
+    right = innocent = 0
+    for fault in faults:
+        guilty = [any(is_part(f, true) for true in fault.truth) for f in fault.findings]
+        found = [any(is_part(f, true) for f in fault.findings) for true in fault.truth]
+        right += all(guilty) and all(found)
+        innocent += not all(guilty)
+    return len(faults), right, innocent
 
 
-def _redistributed_s(scenario: Scenario, at_s: float, slow_s: float) -> float:
-    """Seconds of an iteration with the micro-batches split as the slow replicas can take them."""
-    workload = scenario.workload
-    if workload.dp == 1:
-        return slow_s
-    stage_s = compute_s(scenario, at_s).T / workload.micro_batches
-    total = workload.dp * workload.micro_batches
-    least = workload.pp if workload.pp > 1 else 1
-    fixed, slope = pipeline_costs(stage_s)
-    even = float(np.max(fixed + slope * np.array(even_split(total, workload.dp))))
-    best = allocate(fixed, slope, total, least=least).makespan_s
-    return slow_s - (even - best)
-
-
-def _rearranged_s(scenario: Scenario, at_s: float, slow_s: float) -> float:
-    """Seconds of an iteration with the node at a bad link's end in the best of other places."""
-    nodes = scenario.cluster.nodes
-    bad = {
-        node
-        for fault in scenario.faults
-        for node in (*(getattr(fault, "link", None) or ()), getattr(fault, "node", None))
-        if node is not None
+def _policies(cases: Sequence[_Case], config: DecideConfig) -> list[PolicyResult]:
+    """What each policy makes of all jobs; the one that learns knows the other jobs' faults."""
+    past: dict[str, list[Incident]] = {
+        case.told.scenario.name: [
+            incident_of(fault, f"{case.told.scenario.name}, {number}")
+            for number, fault in enumerate(case.faults)
+        ]
+        for case in cases
     }
-    best_s = slow_s
-    for node in sorted(bad)[-1:]:
-        for other in np.linspace(0, nodes - 1, min(nodes, _TRIED)).astype(int).tolist():
-            placement = list(range(nodes))
-            placement[node], placement[other] = placement[other], placement[node]
-            best_s = min(best_s, iteration_s(scenario.but(placement=tuple(placement)), at_s))
-    return best_s
-
-
-def _policies(faults: Sequence[_Fault], costs: DecideConfig) -> list[PolicyResult]:
-    totals = dict.fromkeys(_POLICIES, 0.0)
-    lengths = np.array([fault.duration_s for fault in faults])
-    prices = (0.0, costs.redistribute_cost_s, costs.topology_cost_s, costs.restart_cost_s)
-    for number, fault in enumerate(faults):
-        rates = [1 - 1 / slowdown for slowdown in fault.slowdown]
-        ladder = Ladder(cost_s=prices, rate=rates)
-        others = np.delete(lengths, number)
-        theta = (
-            choose_theta(ladder, SurvivalCurve.fit(others), trust=_TRUST) if len(others) else 1.0
+    lost = dict.fromkeys(POLICY_NAMES, 0.0)
+    spent = dict.fromkeys(POLICY_NAMES, 0.0)
+    for case in cases:
+        if case.facts is None:
+            continue
+        name = case.told.scenario.name
+        others = [incident for job, each in past.items() if job != name for incident in each]
+        trial = PolicyTrial(
+            case.told.scenario,
+            case.faults,
+            case.facts,
+            config,
+            history=learn_history(others) if others else None,
         )
-        s = fault.duration_s
-        gains = rates[1] < rates[0]
-        totals["do nothing"] += rates[0] * s
-        totals["always restart"] += prices[3]
-        totals["S2 only"] += prices[1] + rates[1] * s if gains else rates[0] * s
-        totals["full ladder"] += float(ladder.online_s(s))
-        totals["ladder with history"] += float(ladder.online_s(s, theta))
-        totals["clairvoyant"] += float(ladder.clairvoyant_s(s))
-    nothing = totals["do nothing"]
+        for policy in POLICY_NAMES:
+            result = trial.run(policy)
+            lost[policy] += result.lost_s
+            spent[policy] += result.spent_s
+    nothing = lost["do nothing"]
     return [
         PolicyResult(
-            policy=name,
-            lost_s=lost_s,
-            saved_pct=100 * (nothing - lost_s) / nothing if nothing else 0.0,
+            policy=policy,
+            lost_s=lost[policy] + spent[policy],
+            spent_s=spent[policy],
+            saved_pct=100 * (nothing - lost[policy] - spent[policy]) / nothing if nothing else 0.0,
         )
-        for name, lost_s in totals.items()
+        for policy in POLICY_NAMES
     ]

@@ -2,9 +2,11 @@
 
 In: a seed. Out: a `Scenario` for each of the 526 jobs. How many jobs are hit, by what and for how
 long on average are the study's own figures; which job, which node, when and how hard is drawn.
-Durations are log-normal, from half a minute to ten hours; a hit job has one or two fail-slows. What
-the study does not tell (how long jobs run, how hard a single fault hits) is chosen so that the
-completion times come out near its means.
+Durations are log-normal, from half a minute to ten hours; a hit job has one or two fail-slows. How
+hard a single fault hits the study does not tell but for the extremes: it is drawn between bounds.
+Nor does it tell how long jobs run: that is solved for, so that the true completion times of the hit
+jobs grow by its mean. Every fault is over before its job is: else less of it would be seen than the
+mean duration promises.
 
     jobs = list(field_study(seed=1))
     jobs[0].population.name, jobs[0].scenario.faults     # ("1 node", ())
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -37,6 +39,9 @@ _SPREAD = 1.0
 """Standard deviation of log durations: one in ten lasts over twice the mean."""
 _LINKS = 0.5
 """Share of the congestions that are of one link; the others are of all a node sends and gets."""
+_AFTER = 0.05
+"""Healthy time after the last fail-slow, over the usual length of a job."""
+_LENGTH_HALVINGS = 40
 _HALVINGS = 11
 """Of the range of factors: then the slowdown is right to about a percent."""
 
@@ -55,8 +60,6 @@ class Population:
     """Mean over the hit jobs."""
     nodes: tuple[int, ...]
     """Sizes of the jobs."""
-    length_s: float
-    """Of a healthy job."""
     slowdown: tuple[float, float]
     """Between these a fault slows the job, evenly in the logarithm."""
     workload: Workload
@@ -84,7 +87,6 @@ POPULATIONS = (
         mean_duration_s=600,
         jct_increase_pct=11.79,
         nodes=(1,),
-        length_s=2400,
         slowdown=(1.2, 1.8),
         workload=Workload(layers=24, hidden=2048, vocabulary=0, tp=1, pp=1, dp=8, micro_batches=6),
     ),
@@ -95,7 +97,6 @@ POPULATIONS = (
         mean_duration_s=1440,
         jct_increase_pct=15.45,
         nodes=(4,),
-        length_s=5400,
         slowdown=(1.2, 2.4),
         workload=Workload(layers=32, hidden=4096, vocabulary=0, tp=4, pp=2, dp=4, micro_batches=8),
     ),
@@ -106,7 +107,6 @@ POPULATIONS = (
         mean_duration_s=4320,
         jct_increase_pct=34.59,
         nodes=(64, 96, 128),
-        length_s=12_600,
         slowdown=(1.3, 7.0),
         workload=Workload(
             layers=80, hidden=8192, sequence=2048, tp=8, pp=8, dp=8, micro_batches=32
@@ -133,20 +133,21 @@ def field_study(seed: int, populations: Sequence[Population] = POPULATIONS) -> I
         fates += [None] * (population.jobs - len(fates))
         rng.shuffle(fates)
         draws = _draws(population, rng)
+        plans = [_plan(fate, population, draws, rng) for fate in fates]
+        length_s = _length_s([plan for plan in plans if plan.blows], population.jct_increase_pct)
         healthy_s = {n: iteration_s(population.scenario(n)) for n in population.nodes}
-        for number, fate in enumerate(fates, start=1):
-            nodes = int(rng.choice(population.nodes))
-            scenario = population.scenario(nodes).but(
+        for number, (fate, plan) in enumerate(zip(fates, plans, strict=True), start=1):
+            work_s = max(length_s, plan.needed_s(length_s))
+            scenario = population.scenario(plan.nodes).but(
                 name=f"{population.name}, job {number}",
-                iterations=round(population.length_s / healthy_s[nodes]),
+                iterations=math.ceil(work_s / healthy_s[plan.nodes]),
                 seed=int(rng.integers(2**32)),
             )
-            if fate is not None:
-                begin_s = population.length_s * rng.uniform(0.03, 0.2)
-                for for_s, slowdown in next(draws):
-                    blow = _Blow(begin_s, for_s, slowdown)
-                    scenario = _strike(scenario, fate, blow, rng)
-                    begin_s += for_s + population.length_s * rng.uniform(0.15, 0.3)
+            begin_s = plan.before * length_s
+            for blow in plan.blows:
+                assert fate is not None
+                scenario = _strike(scenario, fate, replace(blow, from_s=begin_s), rng)
+                begin_s += blow.for_s + plan.between * length_s
             yield StudyJob(population=population, fate=fate, scenario=scenario)
 
 
@@ -155,6 +156,56 @@ class _Blow:
     from_s: float
     for_s: float
     slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is drawn of a job before it is known how long jobs run."""
+
+    nodes: int
+    blows: tuple[_Blow, ...]
+    before: float
+    """Healthy time before the first fail-slow..."""
+    between: float
+    """...and after each but the last, over the usual length of a job."""
+
+    @property
+    def lost_s(self) -> float:
+        return sum(blow.for_s * (1 - 1 / blow.slowdown) for blow in self.blows)
+
+    def needed_s(self, length_s: float) -> float:
+        """Work, in healthy seconds, that the job must have for all its fail-slows to fit in."""
+        during_s = sum(blow.for_s / blow.slowdown for blow in self.blows)
+        between = self.before + self.between * (len(self.blows) - 1) + _AFTER
+        return during_s + between * length_s
+
+
+def _plan(
+    fate: Fate | None,
+    population: Population,
+    draws: Iterator[list[tuple[float, float]]],
+    rng: np.random.Generator,
+) -> _Plan:
+    drawn = next(draws) if fate is not None else []
+    return _Plan(
+        nodes=int(rng.choice(population.nodes)),
+        blows=tuple(_Blow(0.0, for_s, slowdown) for for_s, slowdown in drawn),
+        before=rng.uniform(0.03, 0.2),
+        between=rng.uniform(0.15, 0.3),
+    )
+
+
+def _length_s(hit: Sequence[_Plan], jct_increase_pct: float) -> float:
+    """The usual length of a job with which the completion times of the `hit` grow by that mean."""
+    low, high = 0.0, math.log(1e7)
+    for _ in range(_LENGTH_HALVINGS):
+        middle = math.exp((low + high) / 2)
+        grown = [p.lost_s / max(middle, p.needed_s(middle)) for p in hit]
+        if 100 * sum(grown) > jct_increase_pct * len(hit):
+            low = math.log(middle)
+        else:
+            high = math.log(middle)
+    return math.exp(high)
 
 
 def _draws(population: Population, rng: np.random.Generator) -> Iterator[list[tuple[float, float]]]:
