@@ -261,7 +261,7 @@ def _campaign(options: argparse.Namespace, plan: CampaignPlan, told: dict[str, T
             most=options.most,
         )
         stack.callback(striker._undo)
-        campaign = Campaign(plan, [record.as_attempt for record in store.records])
+        campaign = Campaign(plan, store.attempts)
         run_campaign(campaign, training, store, executor, stop=stop, audience=striker)
         return campaign.tally().left == 0
 

@@ -4,6 +4,7 @@ In: the arguments of `fake_command`. Out: of the node of rank 0 a result, once a
 
     quick  ends by itself    long   until it is told to end; a second time costs its result
     crash  writes nothing    torn   writes half a result    fails  says that it could not train
+    stubborn  does not end
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _main() -> None:
     def tell(_number: int, _frame: FrameType | None) -> None:
         nonlocal terms
         terms += 1
-        if terms > 1:
+        if terms > 1 and what != "stubborn":
             os._exit(3)
 
     signal.signal(signal.SIGTERM, tell)
@@ -72,7 +73,7 @@ def _main() -> None:
         sys.exit(1)
     _meet(told.dir, told.nodes, told.node_rank, told.rendezvous)
     print("all nodes are here", flush=True)
-    while what == "long" and not terms:
+    while what == "stubborn" or (what == "long" and not terms):
         time.sleep(0.05)
     time.sleep(0.3)
     if told.node_rank:

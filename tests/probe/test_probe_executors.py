@@ -276,6 +276,60 @@ def test_slurm_says_why_it_takes_no_probe(slurm_cluster: SlurmCluster, tmp_path:
         )
 
 
+@pytest.mark.slow
+def test_slurm_clears_away_what_a_killed_campaign_left(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    from failslow.probe.executors.slurm import SlurmExecutor
+
+    def of(campaign: str) -> ProbeSpec:
+        return ProbeSpec(
+            probe_id=f"{campaign}-1n-0001.1", campaign=campaign, workers_per_node=2, duration_s=5.0
+        )
+
+    later = {"begin": "now+1hour"}
+    old = [
+        SlurmExecutor(later, command=fake_command).start(of(name), tmp_path / name)
+        for name in ("c1", "c2")
+    ]
+    until(lambda: [job.state() for job in old] == ["queued", "queued"])
+
+    new = SlurmExecutor(later, command=fake_command).start(of("c1"), tmp_path / "new")
+
+    until(lambda: old[0].state() == "ended")
+    assert (old[1].state(), new.state()) == ("queued", "queued")
+    for job in (old[1], new):
+        job.stop()
+
+
+@pytest.mark.slow
+def test_slurm_says_that_it_took_the_nodes_away(tmp_path: Path) -> None:
+    if reason := SlurmCluster.available():
+        pytest.skip(reason)
+    from failslow.probe.executors.slurm import SlurmExecutor
+
+    more = """
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=0
+PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF
+"""
+    with SlurmCluster(nodes=1, more=more) as cluster, pytest.MonkeyPatch.context() as patch:
+        for name in ("SLURM_CONF", "PATH"):
+            patch.setenv(name, cluster.environ[name])
+        executor = SlurmExecutor({"partition": "low"}, command=fake_command)
+        job = executor.start(spec("crash"), tmp_path / "a")
+        assert ended(job) is None
+        assert not job.preempted()
+        job = executor.start(spec("stubborn"), tmp_path / "b")
+        until(lambda: "all nodes" in _text(tmp_path / "b" / "node0.log"))
+
+        cluster.submit("#!/bin/sh\ntrue\n", "--partition=high", "--exclusive")
+
+        assert ended(job) is None
+        assert job.preempted()
+
+
 def test_without_slurm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from failslow.probe.executors.slurm import SlurmExecutor
 

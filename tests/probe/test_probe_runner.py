@@ -36,8 +36,16 @@ class Clock:
 class ScriptedJob:
     """Ends as its script says: after so many looks, or once it is told to, or when killed."""
 
-    def __init__(self, found: ProbeResult | None, *, looks: int, obeys: bool = True) -> None:
+    def __init__(
+        self,
+        found: ProbeResult | None,
+        *,
+        looks: int,
+        obeys: bool = True,
+        taken_away: bool = False,
+    ) -> None:
         self.found, self.looks, self.obeys = found, looks, obeys
+        self.taken_away = taken_away
         self.stops = self.kills = 0
 
     def state(self) -> JobState:
@@ -53,6 +61,9 @@ class ScriptedJob:
 
     def result(self) -> ProbeResult | None:
         return None if self.kills else self.found
+
+    def preempted(self) -> bool:
+        return self.taken_away
 
     def why(self) -> str:
         return "" if self.found is not None and not self.kills else "it wrote no result"
@@ -113,7 +124,7 @@ def carry_out(
     """How the campaign ended, and all records of its store."""
     limits = Limits(look_s=0.0, overtime_s=20.0, leave_s=10.0)
     with StoreWriter(path, job=TRAINING.as_dict()) as store:
-        campaign = Campaign(what, [record.as_attempt for record in store.records])
+        campaign = Campaign(what, store.attempts)
         executor: Executor = Scripted(script)
         end = run_campaign(
             campaign,
@@ -221,6 +232,15 @@ def test_a_probe_that_hangs_is_ended_and_counts_as_failed(tmp_path: Path) -> Non
     assert records[0].result is not None, "what it measured is kept"
 
 
+def test_what_was_taken_away_before_it_measured_is_no_failure(tmp_path: Path) -> None:
+    gone = {f"1n-0001.{n}": ScriptedJob(None, looks=2, taken_away=True) for n in (1, 2)}
+
+    end, records = carry_out(tmp_path / "s", gone, plan(1, failures_in_a_row=2))
+
+    assert end == Over()
+    assert [r.ending for r in records] == ["preempted", "preempted", "finished"]
+
+
 def test_a_row_of_failures_ends_it(tmp_path: Path) -> None:
     script = {f"1n-{n:04d}.1": ProbeError("no torch") for n in range(1, 9)}
 
@@ -252,7 +272,7 @@ with writer as store, CampaignStop.on_signals() as stop:
     class Says(Audience):
         def started(self, start, tally):
             print("started", flush=True)
-    campaign = Campaign(plan, [record.as_attempt for record in store.records])
+    campaign = Campaign(plan, store.attempts)
     try:
         end = run_campaign(campaign, training, store, executor, stop=stop, audience=Says())
     finally:
@@ -311,8 +331,9 @@ def test_a_killed_campaign_loses_the_running_probe_and_no_more(tmp_path: Path) -
         told, _ = process.communicate(timeout=30)
 
     assert told.split() == ["started", "started", "Over()"]
+    # the lost attempt's number is not used again: what is left of it may still be ending
     assert [(r.probe, r.attempt) for r in read_store(store).records] == [
-        ("1n-0001", 1), ("1n-0002", 1), ("1n-0003", 1),
+        ("1n-0001", 1), ("1n-0002", 2), ("1n-0003", 1),
     ]  # fmt: skip
 
 

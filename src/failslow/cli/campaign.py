@@ -200,7 +200,7 @@ def campaign(
     with StoreWriter(store, job=training.as_dict()) as writer, CampaignStop.on_signals() as stop:
         for warning in writer.warnings:
             note(f"warning: {warning}")
-        what = Campaign(plan, [record.as_attempt for record in writer.records])
+        what = Campaign(plan, writer.attempts)
         try:
             with _audience(what, quiet=quiet) as audience:
                 end = run_campaign(what, training, writer, runs_on, stop=stop, audience=audience)

@@ -4,7 +4,7 @@ In: a `Campaign`, what every probe trains, an `Executor`, a `StoreWriter`. Out: 
 in the store, until all probes have come to an end or somebody stops it:
 
     with StoreWriter(path, job=job.as_dict()) as store, Stop.on_signals() as stop:
-        campaign = Campaign(plan, [record.as_attempt for record in store.records])
+        campaign = Campaign(plan, store.attempts)
         end = run_campaign(campaign, job, store, executor, stop=stop)
 
 To stop is to preempt what runs (SIGTERM) and to keep what it has measured; the next run of the same
@@ -274,7 +274,7 @@ def _judge(one: _Running, result: ProbeResult | None) -> tuple[Ending, str]:
         return "finished", ""
     if one.told_t is not None and not one.overdue:
         return "stopped", "the campaign was stopped"
-    if result is not None and result.state == "preempted" and not one.overdue:
+    if not one.overdue and (result.state == "preempted" if result else one.job.preempted()):
         return "preempted", "told to end before its time"
     why = result.error if result is not None else one.job.why()
     return "failed", why or "it did not end by itself"

@@ -7,6 +7,7 @@ In: `ProbeRecord`s, one at a time. Out: the same to any number of readers, while
     STORE/parts/4n-0007.1.parquet  one row: the attempt, the columns of its result, and the whole
                                    result as JSON in `record`
     STORE/history.jsonl            results that count for the fleet's reference, one a line
+    STORE/probes/4n-0007.1/        journal and logs of an attempt that runs, was slow, or failed
     STORE/writer.lock              held by the campaign that writes; others are refused
 
 A part is written beside its place and renamed into it: it is there whole or not at all, and whoever
@@ -32,6 +33,7 @@ from types import TracebackType
 from typing import Any
 
 from failslow.errors import ProbeError
+from failslow.probe.campaign import Attempt
 from failslow.probe.store_parts import ProbeRecord, draft_part, open_database, read_parts
 
 __all__ = [
@@ -44,12 +46,8 @@ __all__ = [
 ]
 
 SCHEMA = "failslow.probe-store/1"
-_MANIFEST, _PARTS, _LOCK, _HISTORY = (
-    "failslow-probes.json",
-    "parts",
-    "writer.lock",
-    "history.jsonl",
-)
+_MANIFEST, _LOCK, _HISTORY = "failslow-probes.json", "writer.lock", "history.jsonl"
+_PARTS, _FOLDERS = "parts", "probes"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -117,13 +115,35 @@ class StoreWriter:
         return tuple(self._records)
 
     @property
+    def attempts(self) -> list[Attempt]:
+        """What a planner must know: also of attempts that were lost when a campaign was killed.
+
+        Their folder is all that is left of them; their numbers, and so their names, are not used
+        again, for what is left of their processes may still be about to end.
+        """
+        found = [record.as_attempt for record in self._records]
+        kept = {(attempt.probe, attempt.number) for attempt in found}
+        for folder in sorted((self.path / _FOLDERS).glob("*.*")):
+            probe, _, number = folder.name.rpartition(".")
+            if number.isdecimal() and (probe, int(number)) not in kept:
+                found.append(
+                    Attempt(
+                        probe=probe,
+                        number=int(number),
+                        ending="stopped",
+                        started_t=folder.stat().st_mtime,
+                    )
+                )
+        return found
+
+    @property
     def history(self) -> Path:
         """The results that count for the fleet's reference, as JSON lines."""
         return self.path / _HISTORY
 
     def folder(self, probe: str, attempt: int) -> Path:
         """Where an attempt keeps what it writes while it runs."""
-        return self.path / "probes" / f"{probe}.{attempt}"
+        return self.path / _FOLDERS / f"{probe}.{attempt}"
 
     def __enter__(self) -> StoreWriter:
         with contextlib.ExitStack() as stack, _disk(self.path):
@@ -190,7 +210,7 @@ def _history_line(record: ProbeRecord) -> str:
 
 def _refuse_foreign(path: Path) -> None:
     """Raises ProbeError where the folder holds anything that is not of a store."""
-    ours = {_MANIFEST, _PARTS, _LOCK, _HISTORY, "probes"}
+    ours = {_MANIFEST, _PARTS, _LOCK, _HISTORY, _FOLDERS}
     if not path.exists() or is_store(path):
         return
     foreign = (

@@ -44,6 +44,9 @@ class Job(Protocol):
     def why(self) -> str:
         """Of one that has ended: why there is no result, in one line; "" when there is."""
 
+    def preempted(self) -> bool:
+        """Of one that has ended without a result: whether others took its nodes away."""
+
 
 class Executor(Protocol):
     """Starts probes."""

@@ -99,6 +99,9 @@ class LocalJob:
                 return f"{why}: node {rank} ended with {how}" + (f": {said}" if said else "")
         return why
 
+    def preempted(self) -> bool:
+        return any(process.returncode == -signal.SIGTERM for process in self._processes)
+
     def wait(self) -> None:
         """Until nothing of it runs."""
         for process in self._processes:

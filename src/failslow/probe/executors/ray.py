@@ -136,6 +136,9 @@ class RayJob:
         found, why = read_result(self._folder / RESULT_FILE)
         return "" if found is not None else f"{why}: {self._why}" if self._why else why
 
+    def preempted(self) -> bool:
+        return False  # Ray takes nothing back
+
     def _run(self, address: str) -> None:
         several = self._spec.nodes > 1
         token = secrets.token_hex(32) if several else ""

@@ -36,6 +36,7 @@ _WARNING_S = 60
 _ASK_S, _SETTLE_S, _UNSEEN_S, _LIMIT_S = 1.0, 5.0, 10.0, 30.0
 """Between questions to squeue · for the result to show on a shared disk · for a new job to show in
 the queue · for one of Slurm's commands."""
+_MINE = f"--user={os.getuid()}"
 
 
 class SlurmJob:
@@ -87,6 +88,10 @@ class SlurmJob:
         said = [line for log in logs if (line := last_line(log))]
         return f"{why}: job {self.number}" + (f" said: {said[0]}" if said else " said nothing")
 
+    def preempted(self) -> bool:
+        told = self._queue.command("scontrol", "--oneliner", "show", "job", self.number) or ""
+        return "JobState=PREEMPTED" in told
+
 
 class SlurmExecutor:
     """Submits probes.
@@ -117,8 +122,10 @@ class SlurmExecutor:
         self._options, self._command = dict(options or {}), command
         self._queue = _Queue()
         self._jobs: list[SlurmJob] = []
+        self._cleared: set[str] = set()
 
     def start(self, spec: ProbeSpec, folder: Path, *, history: Sequence[Path] = ()) -> SlurmJob:
+        self._clear(spec.campaign)
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESULT_FILE).unlink(missing_ok=True)
@@ -147,6 +154,17 @@ class SlurmExecutor:
         for job in self._jobs:
             if job.state() != "ended":
                 job.kill()
+
+    def _clear(self, campaign: str) -> None:
+        """Cancel what a run of this campaign that was killed has left in the queue."""
+        if not campaign or campaign in self._cleared:
+            return
+        self._cleared.add(campaign)
+        told = self._queue.command("squeue", "--noheader", "--format=%i %j", _MINE) or ""
+        for line in told.splitlines():
+            number, _, name = line.strip().partition(" ")
+            if name.startswith(f"failslow-{campaign}-"):
+                self._queue.command("scancel", number)
 
     def _parameters(self, spec: ProbeSpec) -> dict[str, object]:
         options = {
@@ -178,7 +196,7 @@ class _Queue:
         """None: not in the queue (any more). now: ask again in any case."""
         now_s = time.monotonic()
         if now or self._asked_s is None or now_s - self._asked_s > _ASK_S:
-            told = self.command("squeue", "--noheader", "--format=%i %T", f"--user={os.getuid()}")
+            told = self.command("squeue", "--noheader", "--format=%i %T", _MINE)
             # a controller that does not answer has not ended our jobs
             if told is not None:
                 lines = (line.split() for line in told.splitlines())

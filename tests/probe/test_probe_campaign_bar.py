@@ -1,0 +1,42 @@
+"""The progress bar of a campaign, on a made-up terminal."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+import pytest
+from rich.console import Console
+from tests.probe.probe_samples import record, result
+
+from failslow.cli import campaignbar
+from failslow.cli.campaign import ended_text
+from failslow.probe.campaign import Campaign, CampaignPlan, SizeClass, Start, Wait
+
+
+def test_it_tells_what_ended_what_runs_and_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    made = partial(Console, file=screen, force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr(campaignbar, "Console", lambda **_: made())
+    campaign = Campaign(CampaignPlan(sizes=(SizeClass(nodes=1, probes=3),)))
+    slow = result(
+        result="compute", cause="CPU contention", onset_delay_s=1.0, slowdown=1.4,
+        culprits=("host [gpu-1]",), culprit_causes=("",),
+    )  # fmt: skip
+
+    with campaignbar.campaign_bar(campaign, ended_text) as bar:
+        for number, found in (("1n-0001", slow), ("1n-0002", result())):
+            step = campaign.next(0.0)
+            assert isinstance(step, Start)
+            campaign.started(number, 0.0)
+            bar.started(step, campaign.tally())
+            bar.looked(campaign.tally(), queued=1, step=Wait(until_t=None))
+            campaign.ended(number, "finished")
+            bar.ended(record(number, found=found), campaign.tally())
+        bar.looked(campaign.tally(), queued=0, step=Wait(until_t=9e9))
+
+    told = screen.getvalue()
+    assert "1n-0001.1: ×1.40, CPU contention: host [gpu-1]\n" in told.replace("\r", "")
+    assert "1n-0002.1: healthy" in told
+    assert "2/3" in told
+    assert "1 hit · next in" in told
