@@ -52,7 +52,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--epoch-steps", type=int, default=0, help="every so many steps the batch is partly full")
     add("--work-ms", type=float, default=0.0, help="compute added to each micro-batch and stage")
     add("--dilute", type=float, default=4.0, help="of the added compute: sleep over products")
-    add("--sleep", choices=["fixed", "follow", "average"], default="fixed", help="see work.py")
+    add("--sleep", choices=["fixed", "follow"], default="fixed", help="see work.py")
     add("--losses", type=Path, metavar="FILE", help="the losses, as a JSON list; a .jsonl grows")
     add("--step-times", type=Path, metavar="FILE", help="seconds of each step, as a JSON list")
     add("--checkpoint", type=Path, metavar="FOLDER", help="resume from it and save there")
@@ -131,11 +131,7 @@ def main() -> None:
     )
     if chosen.work_ms:
         trainer.work = Work(
-            chosen.work_ms / 1e3,
-            chosen.dilute,
-            follow=chosen.sleep != "fixed",
-            memory=24 if chosen.sleep == "average" else 1,
-            device=device,
+            chosen.work_ms / 1e3, chosen.dilute, follow=chosen.sleep == "follow", device=device
         )
     first = checkpoint.load(trainer, chosen.checkpoint) if chosen.checkpoint else 0
 

@@ -1,10 +1,9 @@
 """Compute that is there to take time: matrix products, diluted with sleep in a fixed ratio.
 
-Several workers fit on few cores, and what slows a worker slows its whole micro-batch. Three ways to
+Several workers fit on few cores, and what slows a worker slows its whole micro-batch. Two ways to
 sleep: "fixed", in pieces of 1 ms, so that a worker that is stopped half of the time (signals) takes
 twice as long; "follow", as a multiple of what the products just took, so that a CPU quota or a
-neighbour that stretches them stretches the whole; "average", as a multiple of what they took of
-late, so that a moment's wait for a core is not multiplied.
+neighbour that stretches them stretches the whole.
 """
 
 from __future__ import annotations
@@ -23,18 +22,11 @@ class Work:
     """Call it once a micro-batch. Calibrated alike on all ranks, which must make it together."""
 
     def __init__(
-        self,
-        duration_s: float,
-        dilution: float,
-        *,
-        follow: bool,
-        device: torch.device,
-        memory: int = 1,
+        self, duration_s: float, dilution: float, *, follow: bool, device: torch.device
     ) -> None:
-        """duration_s: of a healthy micro-batch. dilution: sleep over products. memory: how many
-        calls the average goes back that is followed."""
-        self.dilution, self.follow, self.memory = dilution, follow, memory
-        self._burst_s = self._usual_s = duration_s / (1.0 + dilution)
+        """duration_s: of a healthy micro-batch. dilution: sleep over products."""
+        self.dilution, self.follow = dilution, follow
+        self._burst_s = duration_s / (1.0 + dilution)
         size = 192 if device.type == "cpu" else 2048
         self._left = torch.ones(size, size, device=device)
         self._wait = device.type != "cpu"
@@ -54,8 +46,7 @@ class Work:
         begin_s = time.perf_counter()
         self._multiply(self._repeats)
         if self.follow:
-            self._usual_s += (time.perf_counter() - begin_s - self._usual_s) / self.memory
-            time.sleep(self.dilution * self._usual_s)
+            time.sleep(self.dilution * (time.perf_counter() - begin_s))
             return
         left_s = self.dilution * self._burst_s
         while left_s > 0.0:

@@ -66,6 +66,7 @@ def until(condition: Callable[[], object], limit_s: float, text: Callable[[], st
 @contextmanager
 def probe_here(folder: Path, *options: str) -> Iterator[tuple[Probe, subprocess.Popen[str]]]:
     """On this machine."""
+    folder.mkdir(exist_ok=True)
     probe = Probe(folder)
     environ = {n: v for n, v in os.environ.items() if not n.startswith("FAILSLOW")}
     process = subprocess.Popen(
