@@ -213,13 +213,29 @@ def test_a_small_job_is_measured_whole_when_nobody_is_suspected(found: Diagnosis
 def test_a_very_large_job_sends_few_and_its_script_fits_a_letter() -> None:
     workers = job(1280, 8)
     group = suspect("group", *range(0, 10240, 8))
-    for script in (plan(diagnosis(group, suspect("compute", 77)), workers), plan(None, workers)):
+    found = diagnosis(group, suspect("compute", 77))
+    for script, most, size in (
+        (plan(found, workers), 1024, MAX_LETTER // 2),
+        (plan(None, workers), 64, MAX_LETTER // 4),
+    ):
         assert len(computing(script)) <= 64
-        assert len({rank for pair in links(script) for rank in pair}) <= 64
-        assert len(json.dumps(script)) < MAX_LETTER // 4
+        assert len({rank for pair in links(script) for rank in pair}) <= most
+        assert len(json.dumps(script)) < size
     reference = reference_script(workers)
     assert len(computing(reference)) == 512
     assert len(json.dumps(reference)) < MAX_LETTER // 4
+
+
+def test_a_long_ring_is_measured_whole_in_as_many_passes_as_a_short_one() -> None:
+    workers = job(300, 8)
+    members = range(0, 2400, 8)
+
+    script = plan(diagnosis(suspect("group", *members)), workers)
+
+    ring = {(rank, (rank + 8) % 2400) for rank in members}
+    assert ring | {(b, a) for a, b in ring} <= set(links(script))
+    assert sum(stage["do"] == "p2p" for stage in script) == 4
+    check(script, workers, 4.0)
 
 
 def test_settings_come_from_the_configuration_and_the_device() -> None:

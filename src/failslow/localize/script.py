@@ -85,6 +85,8 @@ class ScriptSettings:
     """Workers that compute, at most."""
     most_endpoints: int = 16
     """Jobs of so many nodes, or fewer, have their whole ring measured."""
+    most_ring: int = 1024
+    """Nodes of a suspect group, at most, whose ring is measured: the script must fit a letter."""
     all_pairs: int = 4
     """Groups of so many nodes, or fewer, have every pair measured."""
     gemm_dtype: str = ""
@@ -249,7 +251,8 @@ class _Job:
             if len(ends) == 1:  # a group inside a node
                 self._pass(both_ways(ring_passes(len(ranks))), ranks, useful)
                 return
-            self.ring(_evenly(ends, self.settings.most_endpoints), useful)
+            # the whole ring: it takes no more passes than a short one, and one link of all is slow
+            self.ring(_evenly(ends, self.settings.most_ring), useful)
             if len(ends) <= self.settings.all_pairs:
                 self._pass(both_ways(tournament(len(ends))), self._named(ends), _COMPARE)
 
