@@ -87,11 +87,11 @@ def paused(scenario: str, mode: str) -> tuple[Told, WatchedJob, list[float]]:
 
 CASES = [
     ("ddp", "native"),
-    ("again", "dispatcher"),
-    ("pipeline", "python"),
     *(
         pytest.param(scenario, mode, marks=pytest.mark.slow)
         for scenario, mode in [
+            ("again", "dispatcher"),
+            ("pipeline", "python"),
             ("ddp", "dispatcher"),
             ("ddp", "python"),
             ("again", "native"),

@@ -50,6 +50,7 @@ def test_data_parallel() -> None:
         slow_worker_is_named(job, 2, nobody_is_named(job))
 
 
+@pytest.mark.slow
 def test_stages_times_replicas() -> None:
     with profiled("pp-dp", world=4) as job:
         slow_worker_is_named(job, 1, job.profiles("healthy"))

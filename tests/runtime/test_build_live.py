@@ -22,6 +22,7 @@ def mode_of(job: WatchedJob) -> str:
     return mode
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_first_job_builds_it_and_the_next_one_uses_it(tmp_path: Path) -> None:
     built = extension_path()

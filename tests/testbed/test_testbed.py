@@ -167,6 +167,7 @@ def _median_s(iterations: list[Iteration]) -> float:
     return statistics.median(i.duration_s for i in iterations)
 
 
+@pytest.mark.slow
 def test_training_feels_a_throttled_worker_and_a_congested_link_and_recovers(
     tmp_path: Path,
 ) -> None:
