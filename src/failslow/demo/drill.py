@@ -231,8 +231,10 @@ def _sum_up(
     slow_s = median(slow) if slow else None
     level = outcome.record.level if outcome else None
     optimum_s = healthy_s if level == "S3" else None
-    if level == "S2" and slow_s is not None:
-        optimum_s = _best_split(healthy_s, slow_s, sum(plan), replicas=len(plan))
+    if level == "S2" and onset and outcome:
+        own_s = job.own_s(onset.tags.get("start_t", began_t), outcome.t)
+        if slow_s is not None and len(own_s) == len(plan):
+            optimum_s = _best_split(own_s, slow_s, sum(plan))
     return Drill(
         fault=fault.name,
         target=fault.target,
@@ -253,15 +255,16 @@ def _sum_up(
     )
 
 
-def _best_split(healthy_s: float, slow_s: float, microbatches: int, *, replicas: int) -> float:
-    """The integer optimum when one replica is slow, all of an iteration being micro-batches.
+def _best_split(own_s: Sequence[float], slow_s: float, microbatches: int) -> float:
+    """What an iteration would take with the integer optimum.
 
-    (What of it is not only makes the optimum smaller than this, in share of the slowdown.)
+    own_s: what each replica takes for its even share of the micro-batches, with the fault on;
+    slow_s: an iteration, whose rest no split can shorten.
     """
-    even = max(even_split(microbatches, replicas))
-    each = [healthy_s / even] * (replicas - 1) + [slow_s / even]
-    best = allocate([0.0] * replicas, each, microbatches)
-    return max(count * s for count, s in zip(best.counts, each, strict=True))
+    even = even_split(microbatches, len(own_s))
+    each = [s / count for s, count in zip(own_s, even, strict=True)]
+    best = allocate([0.0] * len(each), each, microbatches)
+    return max(0.0, slow_s - max(own_s)) + best.makespan_s
 
 
 def _is_calm(job: SteeredJob) -> bool:

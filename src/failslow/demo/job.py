@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 from failslow.errors import LabError
 from failslow.journal import JournalEntry, read_journal
@@ -72,6 +73,17 @@ class SteeredJob:
             and begin_t <= entry.t - entry.record.duration_s
             and entry.t <= end_t
         ]
+
+    def own_s(self, begin_t: float, end_t: float) -> list[float]:
+        """Median seconds a worker took for itself in such an iteration, by rank; of those told."""
+        told: dict[int, list[float]] = {}
+        for entry in self.entries("step"):
+            record = entry.record
+            if entry.rank is None or record.compute_s is None:
+                continue
+            if begin_t <= entry.t - record.duration_s and entry.t <= end_t:
+                told.setdefault(entry.rank, []).append(record.compute_s)
+        return [median(told[rank]) for rank in sorted(told)]
 
     def wait_for(self, condition: Callable[[], object], *, limit_s: float) -> bool:
         """Until `condition` holds; False when it does not within the limit.
