@@ -25,7 +25,7 @@ def test_no_split_is_better(own_s: list[float], microbatches: int, rest_s: float
     each = [s / count for s, count in zip(own_s, even, strict=True)]
     best = min(
         max(count * s for count, s in zip(counts, each, strict=True))
-        for counts in product(range(microbatches + 1), repeat=replicas)
+        for counts in product(range(1, microbatches + 1), repeat=replicas)
         if sum(counts) == microbatches
     )
     found = _best_split(own_s, max(own_s) + rest_s, microbatches)
