@@ -145,6 +145,7 @@ def test_study_takes_logs_or_a_seed_but_not_both() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_whole_study_comes_out_as_published() -> None:
     result = CliRunner().invoke(app, ["study", "--simulate", "1", "--json"])
 

@@ -42,6 +42,13 @@ class _Agent:
     workers: dict[int, WorkerState]
     leaving: bool
 
+    @property
+    def alive(self) -> set[int]:
+        """Its workers that run."""
+        if self.leaving:
+            return set()
+        return {rank for rank, state in self.workers.items() if state.alive}
+
 
 class HealthBook:
     """Knows the agents and says what of the job cannot be seen.
@@ -61,6 +68,8 @@ class HealthBook:
         self._began_s: float | None = None
         self._world = 0
         self._outage_s = 0.0
+        self._living: set[int] | None = None
+        """`living` as long as it stays; it is asked for with every profile."""
 
     @property
     def troubles(self) -> list[Trouble]:
@@ -80,21 +89,24 @@ class HealthBook:
 
     @property
     def living(self) -> set[int]:
-        """Ranks whose agent is heard and which run, as far as it knows."""
-        return {
-            rank
-            for node, agent in self.agents.items()
-            if not agent.leaving and Trouble("agent", node) not in self._bad
-            for rank, state in agent.workers.items()
-            if state.alive
-        }
+        """Ranks whose agent is heard and which run, as far as it knows; not to be changed."""
+        if self._living is None:
+            self._living = {
+                rank
+                for node, agent in self.agents.items()
+                if not agent.leaving and Trouble("agent", node) not in self._bad
+                for rank, state in agent.workers.items()
+                if state.alive
+            }
+        return self._living
 
     def silent(self, rank: int) -> bool:
         """Whether its agent or its records are known to be missing."""
-        return any(what == "worker" and r == rank for what, _, r in self._bad) or any(
-            Trouble("agent", node) in self._bad and rank in agent.workers
-            for node, agent in self.agents.items()
-        )
+        for what, node, whose in self._bad:
+            agent = self.agents.get(node) if what == "agent" else None
+            if (what == "worker" and whose == rank) or (agent and rank in agent.workers):
+                return True
+        return False
 
     def beat(self, event: AgentBeat, now_s: float) -> list[Instruction]:
         """An agent reports."""
@@ -102,7 +114,9 @@ class HealthBook:
         node, workers = event.node, {worker.rank: worker for worker in event.workers}
         ranks = sorted(workers)
         known = self.agents.get(node)
-        self.agents[node] = _Agent(event.session, now_s, workers, event.leaving)
+        self.agents[node] = agent = _Agent(event.session, now_s, workers, event.leaving)
+        if known is None or known.alive != agent.alive:
+            self._living = None
         out: list[Instruction] = []
         if event.leaving:
             self._forget(node)
@@ -110,7 +124,7 @@ class HealthBook:
             return [self._record(Trouble("agent", node), True, now_s, text, ranks=ranks, left=True)]
         again = known is not None and known.session != event.session
         if again or Trouble("agent", node) in self._bad:
-            since_t = self._bad.pop(Trouble("agent", node), now_s)
+            since_t, self._living = self._bad.pop(Trouble("agent", node), now_s), None
             how = "was restarted" if again else "answers again"
             text = f"the agent of node {node} {how}: {rank_list(ranks)} watched again"
             out.append(
@@ -239,6 +253,7 @@ class HealthBook:
         """Say `text` when the trouble begins; "": it is over, said if it was on."""
         if bool(text) == (key in self._bad):
             return []
+        self._living = None
         if text:
             self._bad[key] = now_s if since_s is None else since_s
             more["since_t"] = self._bad[key]
@@ -248,6 +263,7 @@ class HealthBook:
         return [self._record(key, True, now_s, text, since_t=since_t, **more)]
 
     def _forget(self, node: str) -> None:
+        self._living = None
         for key in [key for key in self._bad if key.node == node]:
             del self._bad[key]
         for key in [key for key in self._counts if key.node == node]:

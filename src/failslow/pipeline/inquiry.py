@@ -201,13 +201,18 @@ class Inquiry:
         if case is None or case.asked_s is None:
             return []
         case.profiles[profile.rank] = profile
-        return self._diagnose(case, now_s) if case.profiles.keys() >= set(self._ranks()) else []
+        return self._diagnose(case, now_s) if self._are_all(case.profiles) else []
+
+    def _are_all(self, profiles: Mapping[int, RankProfile]) -> bool:
+        """They are of all workers that live."""
+        ranks = self._ranks()
+        return len(profiles) >= len(ranks) and profiles.keys() >= set(ranks)
 
     def _first_look(self, profile: RankProfile, now_s: float) -> list[Instruction]:
         """Healthy profiles: once all are there, who is slow from the start, by its peers?"""
         new = profile.rank not in self._healthy
         self._healthy[profile.rank] = profile
-        if not new or not self._healthy.keys() >= set(self._ranks()):
+        if not new or not self._are_all(self._healthy):
             return []
         if self._config.reference and not self._reference:
             self._reference_due_s = now_s

@@ -113,6 +113,8 @@ class JobSeries:
         """When the first sample came of each of the last iterations given out."""
         self._closed = -1
         """Position of the last iteration given out."""
+        self._head = -1
+        """The furthest position of a worker: of 100,000 it is not looked for at every newcomer."""
         self._starts: list[tuple[int, float]] = [(0, 0.0)]
         """Of each start of the workers: the position its count begins at, when that began."""
         self._shift = 0
@@ -233,9 +235,10 @@ class JobSeries:
         if event.told:
             self._shift = sample.step - worker.position
         worker.index, worker.end_t, worker.session = sample.step, sample.end_s, event.session
+        self._head = max(self._head, worker.position)
 
     def _first_position(self, worker: Worker, event: WorkerSamples, sample: StepSample) -> int:
-        head = max((self._closed, *(w.position for w in self.workers.values())))
+        head = max(self._closed, self._head)
         if not event.counted:
             return min(self._at_time(worker, sample), head + 1) if self._times else max(head, 0)
         if worker.position < 0:  # a newcomer: to which start does it belong?
@@ -332,6 +335,7 @@ class JobSeries:
         worker = self.workers.setdefault(rank, Worker(rank))
         worker.node, worker.process, worker.end_t = node, process, end_t
         worker.position = step - self._shift
+        self._head = max(self._head, worker.position)
 
 
 def _known(values: list[float | None]) -> float | None:
