@@ -27,14 +27,14 @@ def test_the_median_of_probes_that_compare() -> None:
         replace(FULL, healthy_iteration_s=9.0, pp=1, dp=4),
         replace(FULL, healthy_iteration_s=None),
     ]
-    found = fleet_reference(SPEC, [*other, *history([0.10, 0.101, 0.30])])
+    found = fleet_reference(SPEC, [*other, *history([0.10, 0.101, 0.30, 0.1005, 0.102])])
     assert found is not None
     assert found.iteration_s == pytest.approx(0.101)
-    assert found.probes == 3
+    assert found.probes == 5
 
 
-def test_fewer_than_three_are_no_reference() -> None:
-    assert fleet_reference(SPEC, history([0.1, 0.1, None])) is None
+def test_fewer_than_five_are_no_reference() -> None:
+    assert fleet_reference(SPEC, history([0.1, 0.1, 0.1, 0.1, None])) is None
     assert fleet_reference(SPEC, []) is None
 
 

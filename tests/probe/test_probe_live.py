@@ -162,7 +162,7 @@ def test_a_probe_slow_from_its_start_is_found_by_the_fleets_history(tmp_path: Pa
         assert process.returncode == 0, errors
         healthy = probe.result()
     history = tmp_path / "history.jsonl"
-    history.write_text("".join(f"{healthy.to_json()}\n" for _ in range(3)), encoding="utf-8")
+    history.write_text("".join(f"{healthy.to_json()}\n" for _ in range(5)), encoding="utf-8")
 
     options = ("--duration", "25", "--history", str(history))
     with probe_here(tmp_path / "slow", *options) as (probe, process):

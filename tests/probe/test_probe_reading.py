@@ -165,6 +165,19 @@ def test_slow_from_the_start_shows_only_against_the_fleet(tmp_path: Path) -> Non
     assert result.evidence[0].startswith("Slow from its first iteration: 170 ms, where 12 probes")
 
 
+def test_a_little_slower_than_the_fleet_needs_somebody_who_is_slow(tmp_path: Path) -> None:
+    made = Made()
+    made.train(100, 1.15 * HEALTHY_S, healthy_s=1.15 * HEALTHY_S)
+    assert read(made, tmp_path, fleet=FLEET).result == "healthy"
+    made.add(diagnosis("", suspect("compute", (1,))))
+    assert read(made, tmp_path, fleet=FLEET).result == "compute"
+
+    made = Made()
+    made.train(100, 1.3 * HEALTHY_S, healthy_s=1.3 * HEALTHY_S)
+    result = read(made, tmp_path, fleet=FLEET)
+    assert (result.result, result.cause, result.is_slow) == ("unknown", "unknown", True)
+
+
 def test_slow_from_the_start_and_well_again(tmp_path: Path) -> None:
     made = Made()
     start(made)

@@ -165,7 +165,7 @@ def run(
     if out is not None and is_first:
         _check_out(out)
     if is_first and not quiet and fleet is None and history:
-        note("the history holds fewer than three probes of these sizes: no reference from it")
+        note("the history holds fewer than five probes of these sizes: no reference from it")
     with _folder(folder) as where, Stop.on_signals() as stop:
         environ = _with_token(spec, where, shared=folder is not None)
         with _bar(spec, enabled=is_first and not quiet) as show:

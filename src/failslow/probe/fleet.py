@@ -22,8 +22,9 @@ from failslow.stats.robust import mad
 
 __all__ = ["FleetReference", "fleet_reference", "load_history"]
 
-_FEWEST, _NEWEST = 3, 200
+_FEWEST, _NEWEST = 5, 200
 _LEAST = 1.10
+_ALONE = 1.10
 _SPREADS = 4.0
 _FILE = "history.jsonl"
 
@@ -38,6 +39,11 @@ class FleetReference:
     """A probe is slow from so many times that: 10 %, or more where healthy probes differ more."""
     probes: int
     """How many it rests on."""
+
+    @property
+    def limit_alone(self) -> float:
+        """The same where nothing in the probe itself looks slow: runs differ as a whole, too."""
+        return _ALONE * self.limit
 
 
 def load_history(paths: Iterable[Path]) -> tuple[ProbeResult, ...]:
@@ -68,7 +74,7 @@ def load_history(paths: Iterable[Path]) -> tuple[ProbeResult, ...]:
 
 
 def fleet_reference(spec: ProbeSpec, history: Sequence[ProbeResult]) -> FleetReference | None:
-    """The reference for `spec`; None as long as fewer than three probes compare to it."""
+    """The reference for `spec`; None as long as fewer than five probes compare to it."""
     grid = grid_of(spec)
     like = [
         result.healthy_iteration_s
@@ -83,6 +89,7 @@ def fleet_reference(spec: ProbeSpec, history: Sequence[ProbeResult]) -> FleetRef
     log_s = np.log(like)
     return FleetReference(
         iteration_s=float(np.exp(np.median(log_s))),
-        limit=max(_LEAST, math.exp(_SPREADS * mad(log_s))),
+        # the median deviation of few may be far too small
+        limit=max(_LEAST, math.exp(_SPREADS * mad(log_s) * (1.0 + 4.0 / len(like)))),
         probes=len(like),
     )

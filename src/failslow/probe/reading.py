@@ -9,15 +9,15 @@ from the fleet's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 from failslow.journal import JournalEntry
-from failslow.probe.accuse import accuse
+from failslow.probe.accuse import Accused, accuse
 from failslow.probe.fleet import FleetReference
 from failslow.probe.job import grid_of
-from failslow.probe.measures import measures, node_series
+from failslow.probe.measures import NodeSeries, measures, node_series
 from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState
 from failslow.records import Diagnosis, Episode, StepSample, Verdict
 
@@ -148,6 +148,11 @@ def read_result(
     if len(told.steps) < _FEWEST:
         return replace(base, evidence=(f"Only {len(told.steps)} iterations were seen.",))
     times = _slow_times(told, fleet)
+    accused = _accused(told, times, series)
+    alone = times.from_start and accused.result == "unknown"
+    if fleet and alone and times.slowdown < fleet.limit_alone:
+        times = _slow_times(told, None)
+        accused = _accused(told, times, series)
     found = replace(
         base,
         healthy_iteration_s=times.healthy_s,
@@ -156,12 +161,6 @@ def read_result(
     )
     if not times.slow:
         return replace(found, result="healthy")
-    accused = accuse(
-        [(told.verdicts.get(id, []), told.diagnoses.get(id, [])) for id in times.ids],
-        nodes=told.nodes,
-        series=series,
-        slowdown=times.slowdown,
-    )
     total_s = sum(step.duration_s for step in told.steps)
     lost_s = min(sum(part.lost_s for part in times.slow), total_s * (1.0 - 1e-9))
     start = [] if not times.from_start else [_from_start_text(times, fleet)]
@@ -192,11 +191,20 @@ class _Times:
 
     @property
     def slowdown(self) -> float:
-        return max(part.slowdown for part in self.slow)
+        return max((part.slowdown for part in self.slow), default=1.0)
 
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(id for part in self.slow for id in part.ids))
+
+
+def _accused(told: _Told, times: _Times, series: Mapping[str, NodeSeries]) -> Accused:
+    return accuse(
+        [(told.verdicts.get(id, []), told.diagnoses.get(id, [])) for id in times.ids],
+        nodes=told.nodes,
+        series=series,
+        slowdown=times.slowdown,
+    )
 
 
 def _slow_times(told: _Told, fleet: FleetReference | None) -> _Times:
