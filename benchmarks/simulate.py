@@ -2,14 +2,14 @@
 
     $ python benchmarks/simulate.py
     simulate, 1,000 iterations, processor time
-             64 devices    0.54 s    115 MB; 3 of 3 faults found, 0 false, 3 causes right;
-               detector 20 us an iteration, blame 0.00 s
-          1,024 devices    1.06 s    147 MB; 3 of 3 faults found, 0 false, 3 causes right;
-               detector 19 us an iteration, blame 0.01 s
-         10,240 devices    1.66 s    182 MB; 3 of 3 faults found, 0 false, 3 causes right;
-               detector 16 us an iteration, blame 0.06 s
-        102,400 devices    4.17 s    242 MB; 3 of 3 faults found, 0 false, 3 causes right;
-               detector 16 us an iteration, blame 0.62 s
+             64 devices    0.54 s    115 MB; 3 of 3 faults found, 0 false;
+               detector 20 us an iteration
+          1,024 devices    1.06 s    147 MB; 3 of 3 faults found, 0 false;
+               detector 19 us an iteration
+         10,240 devices    1.66 s    182 MB; 3 of 3 faults found, 0 false;
+               detector 16 us an iteration
+        102,400 devices    4.17 s    242 MB; 3 of 3 faults found, 0 false;
+               detector 16 us an iteration
     what-if, 256 workers x 32 steps, 688,128 operations    1.1 s
     published trace ST    replayed 0.11 % off at most, ideal 0.03 %, slowdowns 0.0009
 
@@ -34,9 +34,8 @@ from numpy.typing import NDArray
 
 from failslow.detect import analyze
 from failslow.ingest.traces import read_layout, read_trace
-from failslow.records import Episode, JobAnalysis, OperationTrace, ParallelLayout
+from failslow.records import OperationTrace, ParallelLayout
 from failslow.simulate import Cluster, NodeGroup, Scenario, Workload, score, simulate, what_if
-from failslow.simulate.blame import blame
 from failslow.simulate.pipeline import Pipeline
 from failslow.simulate.schedule import Computation
 
@@ -84,8 +83,8 @@ def main() -> None:
         print(
             f"  {row['devices']:>9,} devices {row['seconds']:7.2f} s {row['megabytes']:6.0f} MB; "
             f"{row['faults'] - row['missed']} of {row['faults']} faults found, "
-            f"{row['false_alarms']} false, {row['causes_right']} causes right; detector "
-            f"{row['detect_us_per_iteration']:.0f} us an iteration, blame {row['blame_s']:.2f} s"
+            f"{row['false_alarms']} false; detector "
+            f"{row['detect_us_per_iteration']:.0f} us an iteration"
         )
     print(
         f"what-if, {replay['workers']} workers x {replay['steps']} steps, "
@@ -128,13 +127,7 @@ def simulated(devices: int, iterations: int) -> dict[str, float]:
     analysis = analyze(job.series)
     result = score(job, analysis)
     analysed_s = time.process_time()
-    causes = {number: blame(job, analysis, e).cause for number, e in numbered(analysis)}
     faults = [fault for fault in result.faults if fault.truth.counts]
-    word = {"compute": "GPU", "communication": "network"}
-    right = sum(
-        any(word[fault.truth.what] in causes[number] for number in fault.episodes)
-        for fault in faults
-    )
     return {
         "devices": devices,
         "iterations": len(job.series),
@@ -143,16 +136,8 @@ def simulated(devices: int, iterations: int) -> dict[str, float]:
         "faults": len(faults),
         "missed": result.missed,
         "false_alarms": result.false_alarms,
-        "causes_right": right,
         "detect_us_per_iteration": 1e6 * (analysed_s - simulated_s) / len(job.series),
-        "blame_s": time.process_time() - analysed_s,
     }
-
-
-def numbered(analysis: JobAnalysis) -> list[tuple[int, Episode]]:
-    """The fail-slows with their numbers."""
-    found = enumerate(analysis.episodes, start=1)
-    return [(number, episode) for number, episode in found if episode.kind == "fail_slow"]
 
 
 def replayed(dp: int = 64, pp: int = 4, micro_batches: int = 16, steps: int = 32) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from typer.testing import CliRunner
 
 from failslow.cli import app
 from failslow.cli.fieldstudy import simulate_study
-from failslow.detect import analyze
 from failslow.report.fieldstudy import field_study_card, field_study_document
-from failslow.simulate import Cluster, NodeGroup, Scenario, Workload, simulate
-from failslow.simulate.blame import blame
 from failslow.simulate.fieldstudy import POPULATIONS, field_study
 from failslow.simulate.job import iteration_s
 
@@ -69,41 +66,6 @@ def test_equal_seeds_give_equal_studies() -> None:
 
     assert [job.scenario for job in first] == [job.scenario for job in again]
     assert [job.scenario for job in first] != [job.scenario for job in other]
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause", "ranks"),
-    [
-        ("slow_device", "GPU", {3}),
-        ("cpu_contention", "CPU", {0, 1, 2, 3, 4, 5, 6, 7}),
-        ("congest", "network", set()),
-        ("both", "network and GPU", {3}),
-    ],
-)
-def test_the_cause_of_an_episode_is_told_from_the_workers(
-    fault: str, cause: str, ranks: set[int]
-) -> None:
-    base = Scenario(
-        cluster=Cluster(groups=(NodeGroup(nodes=2),), network_gbyte_per_s=5),
-        workload=Workload(layers=16, hidden=2048, vocabulary=0, tp=1, pp=1, dp=16, micro_batches=8),
-        iterations=600,
-    )
-    at_s = 300 * iteration_s(base)
-    struck = {
-        "slow_device": base.slow_device(rank=3, from_s=at_s, factor=1.5),
-        "cpu_contention": base.cpu_contention(node=0, from_s=at_s, factor=1.4),
-        "congest": base.congest(node=1, from_s=at_s, factor=12),
-        "both": base.slow_device(rank=3, from_s=at_s, factor=1.5).congest(
-            node=1, from_s=at_s, factor=12
-        ),
-    }[fault]
-    job = simulate(struck)
-    analysis = analyze(job.series)
-
-    found = blame(job, analysis, analysis.fail_slows[0])
-
-    assert found.cause == cause
-    assert {culprit.rank for culprit in found.culprits} == ranks
 
 
 def test_every_fault_is_found_its_cause_named_and_the_ladder_saves_time() -> None:

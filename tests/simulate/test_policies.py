@@ -10,9 +10,9 @@ from failslow.config import DecideConfig
 from failslow.decide import learn_history
 from failslow.localize.calibrate import calibrate
 from failslow.simulate import Cluster, NodeGroup, Scenario, Workload
+from failslow.simulate.facts import job_facts
 from failslow.simulate.inquire import locate, true_findings
 from failslow.simulate.policies import FaultCase, PolicyTrial, StudyPolicy, Trial, incident_of
-from failslow.simulate.watched import job_facts
 
 JOB = Scenario(
     cluster=Cluster(groups=(NodeGroup(nodes=4),), devices_per_node=2, network_gbyte_per_s=5),

@@ -23,12 +23,12 @@ from failslow.localize.calibrate import calibrate
 from failslow.records import JobAnalysis, JobFacts
 from failslow.report.fieldstudy import FieldStudy, PolicyResult, PopulationResult
 from failslow.report.picture import job_picture
+from failslow.simulate.facts import job_facts
 from failslow.simulate.fieldstudy import POPULATIONS, Population, StudyJob, field_study
 from failslow.simulate.inquire import is_part, locate, true_findings
 from failslow.simulate.job import SimulatedJob, simulate
 from failslow.simulate.policies import POLICY_NAMES, FaultCase, PolicyTrial, incident_of
 from failslow.simulate.score import Score, score
-from failslow.simulate.watched import job_facts
 
 __all__ = ["simulate_study"]
 

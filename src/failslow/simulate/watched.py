@@ -40,14 +40,15 @@ from failslow.pipeline import (
     WorkerState,
     Write,
 )
-from failslow.records import JobFacts, Outcome, Plan, Rung, StepSample
+from failslow.records import Outcome, Plan, Rung, StepSample
 from failslow.simulate.bench import run_bench
 from failslow.simulate.course import Course, Step
+from failslow.simulate.facts import job_facts
 from failslow.simulate.scenario import Scenario
 from failslow.simulate.sensors import node_windows
 from failslow.simulate.streams import job_profiles, node_name
 
-__all__ = ["START_T", "Settings", "WatchedJob", "job_facts", "watch_job"]
+__all__ = ["START_T", "Settings", "WatchedJob", "watch_job"]
 
 START_T = 1_750_000_000.0
 """When a simulated job starts, unless told otherwise: equal scenarios give equal journals."""
@@ -119,25 +120,6 @@ def watch_job(
         ).run()
     finally:
         writer.close()
-
-
-def job_facts(scenario: Scenario) -> JobFacts:
-    """What the job's Coordinator would tell of it."""
-    w, each = scenario.workload, scenario.cluster.devices_per_node
-    no_split = ""
-    if w.ep > 1:
-        no_split = "experts exchange tokens between replicas"
-    elif w.schedule == "interleaved" and w.vpp > 1:
-        no_split = "the interleaved schedule needs equal numbers"
-    return JobFacts(
-        pp=w.pp,
-        dp=w.dp,
-        tp=w.ranks_per_worker,
-        microbatches=w.dp * w.micro_batches,
-        least_microbatches=w.pp if w.pp > 1 else 1,
-        hosts=tuple(node_name(rank // each) for rank in range(w.ranks)),
-        no_redistribution=no_split,
-    )
 
 
 @dataclass(slots=True)
