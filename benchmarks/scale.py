@@ -255,7 +255,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.update_xaxes(
         type="log", title="devices", tickvals=devices, ticktext=[f"{d:,}" for d in devices]
     )
-    figure.update_yaxes(type="log", exponentformat="power")
+    figure.update_yaxes(type="log", exponentformat="power", dtick=1)
     figure.update_layout(title="How failslow grows with the job", template="plotly_white")
     figure.write_html(path, include_plotlyjs=True)
 
