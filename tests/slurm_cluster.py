@@ -39,7 +39,7 @@ __all__ = ["SlurmCluster"]
 
 _TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "sinfo", "scancel")
 _SBIN = "/usr/sbin:/sbin"
-_START_S, _STOP_S = 60.0, 10.0
+_START_S, _STOP_S = 60.0, 3.0
 _CONF = """
 ClusterName=failslow
 SlurmctldHost={host}(127.0.0.1)
