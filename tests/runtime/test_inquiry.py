@@ -193,6 +193,17 @@ def test_slow_from_the_start_is_found_by_peers() -> None:
     assert [s.ranks for s in job.said("diagnosis")[0].record.suspects] == [(2,)]
 
 
+def test_a_benchmark_that_no_call_bears_out_accuses_nobody_at_the_start() -> None:
+    job = inquired()
+    job.slow = 1.6
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    (verdict,) = [entry.record for entry in job.said("verdict")]
+    assert verdict.findings == ()
+    assert "device rank 2" in verdict.note
+
+
 def test_a_pause_that_comes_to_nothing_is_said_and_tried_again() -> None:
     job = inquired(reference=False)
     job.refuses = "no collective spans all workers"

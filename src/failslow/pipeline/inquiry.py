@@ -13,6 +13,7 @@ healthy times, soon after the start, is the reference that verdicts compare with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,6 +98,8 @@ class Inquiry:
         """What the pause that is on is for: "reference" or "suspects"."""
         self._case: _Case | None = None
         self._healthy: dict[int, RankProfile] = {}
+        self._start: Diagnosis | None = None
+        """Who calls late in healthy times: slow from the start."""
         self._reference: list[dict[str, Any]] = []
         self._reference_due_s: float | None = None
         self._windows: dict[str, Window] = {}
@@ -217,6 +220,7 @@ class Inquiry:
         if self._config.reference and not self._reference:
             self._reference_due_s = now_s
         diagnosis = diagnose(list(self._healthy.values()), [], episode="", slowdown=1.0)
+        self._start = diagnosis
         out = _profiles(self._healthy, sorted(self._healthy), "", now_s)
         out.append(Write(kind="diagnosis", record=diagnosis, t=now_s))
         if diagnosis.suspects:
@@ -314,6 +318,9 @@ class Inquiry:
         verdict = judge(
             results, (), self._places(), episode="", step=result.step, pause_s=result.pause_s
         )
+        # benchmarks of a moment alone accuse nobody: the job has to wait for it as well
+        start = self._start or Diagnosis(episode="", suspects=())
+        verdict = accord(verdict, start, slowdown=math.inf)
         names = ", ".join(f"{f.key} x{f.slowdown:.2f}" for f in verdict.findings)
         more = f"; slow from the start, by its peers: {names}" if names else ""
         return [
