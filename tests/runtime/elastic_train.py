@@ -1,6 +1,7 @@
 """The GPT of examples/hybrid_gpt with as many replicas as the world has workers.
 
-In: what torchrun gives a worker, TESTBED_FOLDER. Out: losses.jsonl and a checkpoint there.
+In: what torchrun gives a worker, TESTBED_FOLDER. Out: losses<world size>.jsonl and a checkpoint
+there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import runpy
 import sys
 from pathlib import Path
 
+__all__ = ["MICROBATCHES", "MODEL"]
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hybrid_gpt"
+MICROBATCHES = 12
+MODEL = ("--width", "64", "--layers", "2", "--sequences", "1", "--length", "32")
 
 
 def main() -> None:
@@ -18,8 +23,8 @@ def main() -> None:
     folder = Path(os.environ["TESTBED_FOLDER"])
     sys.argv = [
         str(EXAMPLE / "train.py"),
-        *("--dp", os.environ["WORLD_SIZE"], "--micro-batches", "12", "--steps", "100000"),
-        *("--width", "64", "--layers", "2", "--sequences", "1", "--length", "32"),
+        *("--dp", os.environ["WORLD_SIZE"], "--micro-batches", str(MICROBATCHES)),
+        *("--steps", "100000", *MODEL),
         *("--work-ms", "15", "--dilute", "6", "--checkpoint", str(folder / "checkpoint")),
         *("--losses", str(folder / f"losses{os.environ['WORLD_SIZE']}.jsonl")),
     ]

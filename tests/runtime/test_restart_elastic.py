@@ -1,15 +1,19 @@
-"""Level S4 for real: torchrun on three nodes; a slow one is left out, the others go on."""
+"""Level S4 for real: torchrun on several nodes; a slow one is left out, the others go on."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.runtime.elastic_train import MICROBATCHES, MODEL
 from tests.testbed import TestBed, until
 
+from failslow.demo.job import losses_without
 from failslow.inject import throttle
 from failslow.journal import JournalEntry, read_journal
+from failslow.records import Decision, Outcome
 
 NODE = Path(__file__).with_name("elastic_node.py")
 SETTINGS = {
@@ -23,41 +27,137 @@ SETTINGS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_slow_host_is_left_out_and_training_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+class Elastic:
+    """A job of three workers; all nodes share a folder, as a cluster's file system has it."""
+
+    def __init__(self, bed: TestBed, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
+
+    def entries(self, kind: str) -> list[JournalEntry]:
+        journal = self.folder / "run" / "journal.jsonl"
+        if not journal.exists():
+            return []
+        return [entry for entry in read_journal(journal) if entry.kind == kind]
+
+    def restarts(self) -> list[JournalEntry]:
+        return [e for e in self.entries("action") if e.record.get("what") == "restart"]
+
+    def losses(self, world: int) -> list[float]:
+        try:
+            lines = (self.folder / f"losses{world}.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [float(line) for line in lines]
+
+    def saved_steps(self) -> int:
+        return int((self.folder / "checkpoint" / "latest").read_text().removeprefix("step-"))
+
+    def is_known(self) -> bool:
+        """All three workers were benchmarked in healthy times, and the healthy level is known."""
+        ranks = {
+            result["rank"]
+            for entry in self.entries("validation")
+            if entry.record.get("why") == "reference" and entry.record.get("ok")
+            for result in entry.record["results"]
+            if result["do"] == "gemm"
+        }
+        return ranks == {0, 1, 2} and len(self.losses(3)) > 60
+
+    @contextmanager
+    def slowed(self, node: int) -> Iterator[None]:
+        """The training process on a node, the one that has a ring there, slowed by half and more.
+
+        It computes for a third of the time: a quota has to be below that to be felt.
+        """
+        (ring,) = self.bed.nodes[node].rings.glob("*.ring")
+        with throttle(int(ring.stem.rpartition("-p")[2]), to=0.15, method="cgroup"):
+            yield
+
+
+@contextmanager
+def _job(folder: Path, *, nodes: str, hosts: int, spare: str = "") -> Iterator[Elastic]:
     if reason := TestBed.available():
         pytest.skip(reason)
-    with TestBed(nodes=3, folder=tmp_path) as bed:
-        # all nodes share the folder, as a cluster's file system does
-        bed.launch(NODE, env={**SETTINGS, "FAILSLOW_DIR": str(tmp_path / "run")})
-
-        def entries(kind: str) -> list[JournalEntry]:
-            journal = tmp_path / "run" / "journal.jsonl"
-            if not journal.exists():
-                return []
-            return [entry for entry in read_journal(journal) if entry.kind == kind]
-
-        until(lambda: any(e.record.get("why") == "reference" for e in entries("validation")), 120.0)
-        slow = _worker_pid(bed, 2)
-        with throttle(slow, to=0.5, method="signal"):
-            until(lambda: any(e.record.get("what") == "restart" for e in entries("action")), 120.0)
-            two = tmp_path / "losses2.jsonl"
-            until(lambda: two.exists() and two.read_text().count("\n") > 20, 120.0)
-        (restart,) = [e.record for e in entries("action") if e.record.get("what") == "restart"]
-        assert restart["evict"] == [bed.nodes[2].namespace]
-        text = bed.workers[2].text()
-        assert "is left out of the job" in text
-        until(lambda: bed.workers[2].process.poll() is not None, 60.0)
-        assert bed.workers[2].process.returncode == 0
-        before = (tmp_path / "losses3.jsonl").read_text().splitlines()
-        after = (tmp_path / "losses2.jsonl").read_text().splitlines()
-        # it goes on where it was saved, not from the start: the loss is as low as it had become
-        assert abs(json.loads(after[0]) - json.loads(before[-1])) < 0.5
-        assert json.loads(before[0]) - json.loads(after[0]) > 0.2
+    with TestBed(nodes=hosts, folder=folder) as bed:
+        environ = {"FAILSLOW_DIR": str(folder / "run"), "NODES": nodes, "SPARE": spare}
+        bed.launch(NODE, env={**SETTINGS, **environ})
+        job = Elastic(bed, folder)
+        until(job.is_known, 120.0)
+        yield job
 
 
-def _worker_pid(bed: TestBed, node: int) -> int:
-    """The training process on a node: the one that has a ring there."""
-    (ring,) = bed.nodes[node].rings.glob("*.ring")
-    return int(ring.stem.rpartition("-p")[2])
+def _assert_left_out(job: Elastic, node: int) -> None:
+    """One restart without that node, after two verdicts; its launcher ended and said why."""
+    (restart,) = job.restarts()
+    assert restart.record["evict"] == [job.bed.nodes[node].namespace]
+    named = [e for e in job.entries("verdict") if e.t <= restart.t and e.record.findings]
+    assert len(named) >= 2
+    (decision,) = [
+        entry.record
+        for entry in job.entries("decision")
+        if isinstance(entry.record, Decision) and entry.record.apply
+    ]
+    assert decision.level == "S4"
+    (outcome,) = [e.record for e in job.entries("outcome") if isinstance(e.record, Outcome)]
+    assert (outcome.level, outcome.ok) == ("S4", True)
+    left = job.bed.workers[node]
+    until(lambda: left.process.poll() is not None, 60.0)
+    assert left.process.returncode == 0
+    assert "is left out of the job" in left.text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_slow_host_is_left_out_and_a_smaller_world_goes_on_from_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with _job(tmp_path, nodes="2:3", hosts=3) as job:
+        with job.slowed(node=2):
+            until(job.restarts, 120.0)
+            until(lambda: len(job.losses(2)) > 20, 90.0)
+        _assert_left_out(job, 2)
+        before, after = job.losses(3), job.losses(2)
+        done = job.saved_steps()
+    assert len(before) - 1 <= done <= len(before)
+    # the same global batches whatever the world: from the step where it was saved
+    plain = losses_without(
+        tmp_path / "plain",
+        layout=("--dp", "2"),
+        microbatches=MICROBATCHES,
+        steps=done + 20,
+        model=MODEL,
+        workers=2,
+    )
+    assert _apart([*before[:done], *after], plain) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_spare_takes_the_slow_hosts_place_and_no_loss_differs(tmp_path: Path) -> None:
+    with _job(tmp_path, nodes="3:3", hosts=4, spare="3") as job:
+        with job.slowed(node=2):
+            until(job.restarts, 120.0)
+            known = len(job.losses(3))
+            until(lambda: len(job.losses(3)) > known + 20, 90.0)
+        _assert_left_out(job, 2)
+        losses, done = job.losses(3), job.saved_steps()
+        told = [e.record for e in job.entries("action") if e.record.get("what") == "restarted"]
+        (restart,) = job.restarts()
+    assert told[0] == {"what": "restarted", "id": restart.record["id"], "starts": 1}
+    # the step after the checkpoint was done twice, with the same state
+    assert losses[done] == pytest.approx(losses[done + 1], abs=1e-6)
+    once = [*losses[:done], *losses[done + 1 :]]
+    plain = losses_without(
+        tmp_path / "plain",
+        layout=("--dp", "3"),
+        microbatches=MICROBATCHES,
+        steps=len(once),
+        model=MODEL,
+        workers=3,
+    )
+    assert len(plain) >= done + 20
+    assert _apart(once, plain) < 1e-5
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=False))
