@@ -282,7 +282,9 @@ class SlurmCluster:
         return False
 
     def _states(self) -> list[str]:
-        return self.run("sinfo", "--noheader", "--Node", "--format", "%T", limit_s=10.0).split()
+        """Of each node; a line says it for each partition it is in."""
+        told = self.run("sinfo", "--noheader", "--Node", "--format", "%N %T", limit_s=10.0)
+        return list(dict(line.split() for line in told.splitlines()).values())
 
     def _stop(self) -> None:
         """End the jobs, then the servers, and all that either started."""
