@@ -62,7 +62,9 @@ def _rings(facts: JobFacts, ranks: Sequence[int], by_rank: Mapping[int, RankProf
             for rank in ring:
                 for cell in by_rank[rank].cells:
                     seconds = _seconds(cell)
-                    if frozenset(cell.group) == ring and cell.peer is None and seconds is not None:
+                    if cell.peer is not None or seconds is None or len(cell.group) != len(ring):
+                        continue  # the lengths first: a set of all ranks takes long to make
+                    if frozenset(cell.group) == ring:
                         key = (cell.op, cell.size_bytes, cell.position)
                         transfers.setdefault(key, []).append(
                             seconds * cell.calls / max(1, by_rank[rank].iterations)
