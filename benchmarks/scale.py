@@ -37,8 +37,8 @@ from failslow.records import StepSample
 from failslow.simulate import Cluster, NodeGroup, Scenario, Workload, score, simulate
 from failslow.simulate.facts import job_facts
 from failslow.simulate.inquire import Located, is_part, locate, true_findings
-from failslow.simulate.policies import JobTruth
 from failslow.simulate.streams import job_profiles, node_name
+from failslow.simulate.truth import JobTruth
 
 SIZES = (64, 1024, 10_240, 102_400)
 LARGE = 50_000

@@ -4,6 +4,7 @@ In: a `Scenario`, or an `OperationTrace`. Out: a `SimulatedJob` with a `StepSeri
 gives, or a `WhatIf`.
 
     simulate(Scenario().slow_device(rank=3, from_s=200, for_s=600, factor=1.4)).series
+    watch_job(scenario, Path("run/journal.jsonl"))     # in simulate.watched: by the live pipeline
     what_if(read_trace("trace.parquet")).diagnosis     # (WhatIfCause(what="stage imbalance", ...),)
 """
 

@@ -50,10 +50,8 @@ from failslow.records import (
     Rung,
     Verdict,
 )
-from failslow.simulate.noise import Noise
 from failslow.simulate.scenario import Scenario
-from failslow.simulate.sensors import faulty_nodes
-from failslow.simulate.steps import StepBlock, StepModel
+from failslow.simulate.truth import JobTruth
 
 __all__ = ["POLICY_NAMES", "FaultCase", "PolicyTrial", "StudyPolicy", "Trial", "incident_of"]
 
@@ -145,45 +143,6 @@ class _Only:
             else Assessment(level=found.level, applicable=False, reason="not by this policy")
             for found in self.planner.assess(findings, in_force, outlook)
         )
-
-
-class JobTruth:
-    """How slow the job is, whatever acts and whatever is done, noise left out."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._calm = scenario.but(noise=Noise.none(), faults=(), split=())
-        self._faults = scenario.faults
-        self._even = (scenario.workload.micro_batches,) * scenario.workload.dp
-        self._known: dict[tuple[object, ...], float] = {}
-        self.healthy_s = self._time_s(StepModel(self._calm), 0.0)
-
-    def slowdown(
-        self,
-        at_s: float,
-        *,
-        in_force: InForce | None = None,
-        without: frozenset[str] = frozenset(),
-    ) -> float:
-        """Of an iteration that begins at `at_s`. without: hosts whose place a spare has taken."""
-        acting = tuple(
-            fault
-            for fault in self._faults
-            if fault.level(at_s) > 1.0
-            and not without & {f"node{node}" for node in faulty_nodes(self._calm, fault)[:1]}
-        )
-        force = in_force or InForce()
-        split = () if force.microbatches in ((), self._even) else force.microbatches
-        levels = tuple((fault, fault.level(at_s)) for fault in acting)
-        key = (levels, split, force.placement)
-        if key not in self._known:
-            told = self._calm.but(faults=acting, split=split)
-            model = StepModel(told, devices=force.placement or None)
-            self._known[key] = self._time_s(model, at_s) / self.healthy_s
-        return self._known[key]
-
-    @staticmethod
-    def _time_s(model: StepModel, at_s: float) -> float:
-        return float(StepBlock(model, 0, 1).durations(model.state(at_s))[0])
 
 
 class PolicyTrial:
