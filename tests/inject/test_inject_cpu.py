@@ -43,6 +43,14 @@ def test_a_burner_uses_the_share_of_its_core_asked_for(
     nothing_left()
 
 
+def test_more_than_a_whole_core_is_several_processes(
+    start: Start, nothing_left: Callable[[], None]
+) -> None:
+    with burn([0], load=1.5, beside=start(WAIT).pid) as injection:
+        assert len(_burners(injection.guard_pid)) == 2
+    nothing_left()
+
+
 def test_a_worker_on_the_same_core_gets_half_of_it(
     spinner: subprocess.Popen[bytes], share: Share
 ) -> None:
@@ -98,7 +106,7 @@ def test_a_core_is_burnt_once() -> None:
         ([4095], 1.0, "core 4095 is not for this process to use; it has 0"),
         ([0, 0], 1.0, "names one twice"),
         ([0], 0.0, r"load \(0\) must be from 0.01 to 1"),
-        ([0], 1.5, r"load \(1.5\)"),
+        ([0], 16.5, r"load \(16.5\)"),
     ],
 )
 def test_values_out_of_range_are_refused(cores: list[int], load: float, told: str) -> None:

@@ -38,7 +38,7 @@ def test_a_workers_time_waits_and_quota_become_shares(tmp_path: Path, version: i
     rank = {n.removeprefix("rank/3/"): v for n, v in values.items() if n.startswith("rank/3/")}
     expected = {
         "cpu_cores": 1.0,
-        "runqueue_cores": 0.5,
+        "runqueue_cores": 0.3,  # thread 50
         "runqueue_share": 1.0 / 3.0,
         "switches_per_s": 10.0,
         "forced_switches_per_s": 4.0,

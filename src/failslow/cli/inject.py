@@ -88,7 +88,10 @@ def cpu(
     *,
     cores: Annotated[str, typer.Option("--cores", metavar="LIST", help="Cores, as 0,1 or 0-3.")],
     load: Annotated[
-        float, typer.Option("--load", metavar="SHARE", help="Share of each core's time.")
+        float,
+        typer.Option(
+            "--load", metavar="SHARE", help="Share of each core's time; 2 is two busy processes."
+        ),
     ] = 1.0,
     beside: Annotated[
         int | None,

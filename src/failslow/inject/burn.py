@@ -19,10 +19,13 @@ from failslow.inject.processes import refuse_process
 
 __all__ = ["Burn", "parse_cores"]
 
+_MOST_LOAD = 16
+
 
 @dataclass(frozen=True)
 class Burn:
-    """Use the share `load` of each core in `cores`.
+    """Use the share `load` of each core in `cores`: more than 1 is that many busy processes a core,
+    the last one busy for what remains.
 
     beside: a pid; the burners join its control group, where they weigh as much as it does. In the
     injector's own group they may get too little time against workers of more weight.
@@ -44,9 +47,10 @@ class Burn:
                 raise InjectError(f"core {core} is not for this process to use; it has {known}")
         if len(set(self.cores)) != len(self.cores):
             raise InjectError(f"cores {self.cores} names one twice; name each once")
-        if not 0.01 <= self.load <= 1.0:
+        if not 0.01 <= self.load <= _MOST_LOAD:
             raise InjectError(
-                f"load ({self.load:g}) must be from 0.01 to 1: the share of each core"
+                f"load ({self.load:g}) must be from 0.01 to {_MOST_LOAD}: the share of each core, "
+                "or how many processes want all of it"
             )
         if self.beside is not None:
             refuse_process(self.beside)
@@ -69,10 +73,15 @@ class Burn:
         """Start the burners. Raises InjectError."""
         group = None if self.beside is None else cpu_group(self.beside)
         folder = "" if group is None else str(group.path)
+        loads = [1.0] * int(self.load)
+        if self.load - len(loads) >= 0.01:
+            loads.append(self.load - len(loads))
         for core in self.cores:
-            guard.act("burn", str(core), str(self.load), folder)
+            for load in loads:
+                guard.act("burn", str(core), f"{load:g}", folder)
         where = f" in {folder}" if folder else ""
-        return f"{len(self.cores)} pinned process{'es' * (len(self.cores) > 1)}{where}"
+        count = len(self.cores) * len(loads)
+        return f"{count} pinned process{'es' * (count > 1)}{where}"
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ Of the node:
         gpu/0/{pcie,nvlink}_{tx,rx}_bytes_per_s
 Of a worker, each under its rank:
     cpu_cores                  its processor time
-    runqueue_cores             its threads were ready and waited for a core
+    runqueue_cores             its thread that waited longest was ready and had no core
     runqueue_share             of the time they were ready, how much they waited
     throttled_share            of the periods of its control groups' quotas, those that held it...
     throttled_cores            ...and CPU time that kept from it, summed over cores

@@ -144,7 +144,7 @@ class CpuSampler:
         waited = self._rate(f"rank/{rank}/waited", counts.waited_s, now_s)
         values = {
             "cpu_cores": self._rate(f"rank/{rank}/cpu", counts.cpu_s, now_s),
-            "runqueue_cores": waited,
+            "runqueue_cores": self._rate(f"rank/{rank}/longest", counts.longest_wait_s, now_s),
             "switches_per_s": self._rate(f"rank/{rank}/switches", counts.switches, now_s),
             "forced_switches_per_s": self._rate(
                 f"rank/{rank}/forced", counts.forced_switches, now_s

@@ -33,7 +33,9 @@ class Counts:
     ran_s: float
     """As `cpu_s`, of the threads alive, exact to the nanosecond: what compares with `waited_s`."""
     waited_s: float
-    """Its threads were ready and waited for a core, summed over them."""
+    """Its threads were ready and waited for a core, summed over them..."""
+    longest_wait_s: float
+    """...and at each look counting the one that waited longest: a quota holds all alike."""
     switches: float
     """Its main thread gave the core up itself..."""
     forced_switches: float
@@ -71,7 +73,7 @@ class WorkerProcess:
         self.pid = pid
         self._seen: dict[str, tuple[int, int]] = {}
         self._busy: set[str] = set()
-        self._ran_ns = self._waited_ns = 0
+        self._ran_ns = self._waited_ns = self._longest_ns = 0
         self._looks = pid  # so that processes are looked through at different times
 
     def counts(self) -> Counts | None:
@@ -94,12 +96,14 @@ class WorkerProcess:
             cpu_s=used,
             ran_s=self._ran_ns / 1e9,
             waited_s=self._waited_ns / 1e9,
+            longest_wait_s=self._longest_ns / 1e9,
             switches=own,
             forced_switches=forced,
         )
 
     def _look(self, threads: Iterable[str], *, whole: bool) -> None:
         seen: dict[str, tuple[int, int]] = {}
+        longest_ns = 0
         for thread in threads:
             text = read(f"{self._task}/{thread}/schedstat")
             fields = text.split() if text else []
@@ -112,10 +116,12 @@ class WorkerProcess:
             since = before if before[0] <= ran and before[1] <= waited else (0, 0)
             self._ran_ns += ran - since[0]
             self._waited_ns += waited - since[1]
+            longest_ns = max(longest_ns, waited - since[1])
             if ran != before[0]:
                 self._busy.add(thread)
             elif whole:
                 self._busy.discard(thread)
+        self._longest_ns += longest_ns
         if whole:
             self._seen = seen
             self._busy &= seen.keys()
