@@ -107,7 +107,9 @@ class RayJob:
                 return "running"
             ends = ray.get(self._runs)
         except ray.exceptions.RayError as error:
-            self._end(f"the cluster lost it: {(str(error).strip().splitlines() or [''])[0]}")
+            # an error raised on the node ends with it, one of the cluster begins with it
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self._end(f"the cluster lost it: {lines[-1 if lines[0].startswith('ray::') else 0]}")
             return "ended"
         _, wrote, _ = ends[0]
         if wrote is not None:
@@ -175,8 +177,6 @@ class RayExecutor:
     def __init__(self, address: str = "auto", *, command: Command = command) -> None:
         try:
             import ray
-            import ray.util.placement_group
-            import ray.util.scheduling_strategies
         except ImportError:
             raise MissingDependencyError(
                 "the ray executor needs Ray: pip install 'failslow[ray]'"
@@ -221,21 +221,26 @@ class RayExecutor:
 
     def group(self, spec: ProbeSpec) -> Any:
         """A bundle a node, no two on the same one."""
+        from ray.util.placement_group import placement_group
+
         kind = "GPU" if spec.preset == "gpu" else "CPU"
-        return self.ray.util.placement_group.placement_group(
+        return placement_group(
             [{kind: spec.workers_per_node}] * spec.nodes, strategy="STRICT_SPREAD"
         )
 
     def actors(self, group: Any, spec: ProbeSpec) -> list[Any]:
         """One in each bundle, in the order of node ranks."""
-        strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         kind = {"num_gpus": spec.workers_per_node} if spec.preset == "gpu" else {}
         return [
             self.ray.remote(_Node)
             .options(
                 num_cpus=0 if kind else spec.workers_per_node,
                 max_concurrency=2,
-                scheduling_strategy=strategy(group, placement_group_bundle_index=index),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
                 **kind,
             )
             .remote()
@@ -244,7 +249,9 @@ class RayExecutor:
 
     def release(self, group: Any) -> None:
         """Give its nodes back."""
-        self.ray.util.placement_group.remove_placement_group(group)
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(group)
 
 
 def _is_ready(ray: Any, reference: Any) -> bool:
