@@ -107,6 +107,19 @@ def test_a_congested_link_gets_out_of_the_gradients_ring(tmp_path: Path) -> None
     assert job.duration_s[-1] == pytest.approx(job.healthy_s[-1], rel=0.1)
 
 
+def test_a_job_whose_slow_iterations_take_half_a_minute_is_profiled(tmp_path: Path) -> None:
+    slow = EIGHT.workload.model_copy(update={"efficiency": 0.011})
+    scenario = EIGHT.but(workload=slow, iterations=130).slow_device(rank=5, from_s=400, factor=6.0)
+
+    job, entries = watched(scenario, tmp_path, mode="advise")
+
+    assert max(job.duration_s) > 20.0
+    named = [[s.ranks for s in d.suspects] for d in records(entries, Diagnosis) if d.episode]
+    assert named[0] == [(5,)]
+    verdict = next(v for v in records(entries, Verdict) if v.episode)
+    assert [f.key for f in verdict.findings] == ["device rank 5"]
+
+
 def test_a_job_restarted_without_a_host_goes_on_watched(tmp_path: Path) -> None:
     scenario = EIGHT.but(iterations=2500).congest(node=2, from_s=40, factor=60)
 

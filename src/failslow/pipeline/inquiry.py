@@ -34,8 +34,10 @@ __all__ = ["Inquiry"]
 
 _PROFILE_S = 3.0
 _PROFILE_ITERATIONS = 8
-_PROFILE_LIMIT_S = 20.0
-"""Profiles that have not come by then do not come."""
+_PROFILE_LIMIT_S, _PROFILE_LEAST = 15.0, 3
+"""Agents collect a profile for so long, or so many iterations if these take longer."""
+_LATE_S = 5.0
+"""Profiles that have not come so long after do not come."""
 _TELEMETRY_S = 2.0
 """How long a verdict waits for what the nodes' samplers saw."""
 _BEFORE_S, _AFTER_S = 120.0, 5.0
@@ -59,6 +61,8 @@ class _Case:
     onset_t: float
     slowdown: float
     confirmed: bool = False
+    iteration_s: float = 0.0
+    """What an iteration takes now."""
     asked_s: float | None = None
     """When profiles were asked for; None: not waiting for any."""
     profiles: dict[int, RankProfile] = field(default_factory=dict)
@@ -72,6 +76,15 @@ class _Case:
     judged: Diagnosis | None = None
     """...and the diagnosis the last one was on."""
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def collect_s(self) -> float:
+        """How long agents may collect a profile."""
+        return max(_PROFILE_LIMIT_S, _PROFILE_LEAST * self.iteration_s)
+
+    def is_late(self, now_s: float) -> bool:
+        """Profiles were asked for, and those that are missing do not come any more."""
+        return self.asked_s is not None and now_s - self.asked_s > self.collect_s + _LATE_S
 
 
 class Inquiry:
@@ -119,6 +132,7 @@ class Inquiry:
         if event == "suspected":
             record = write.record
             self._case = _Case(record["id"], record["first_t"], record["slowdown"])
+            self._case.iteration_s = record["slowdown"] * record["baseline_s"]
             return self._ask(self._case, now_s)
         if event == "cleared":
             if self._case is not None and not self._case.confirmed:
@@ -128,6 +142,7 @@ class Inquiry:
             if self._case is None or self._case.id != tags["id"]:
                 self._case = _Case(tags["id"], tags["start_t"], write.record.slowdown)
                 self._case.confirmed = True
+                self._case.iteration_s = write.record.slowdown * write.record.baseline_s
                 return self._ask(self._case, now_s)
             self._case.confirmed, self._case.slowdown = True, write.record.slowdown
             self._case.due_s = now_s
@@ -135,6 +150,7 @@ class Inquiry:
             # deeper: there may be another one
             slower = write.tags["slowdown_now"] > self._case.slowdown
             self._case.slowdown = write.tags["slowdown_now"]
+            self._case.iteration_s = self._case.slowdown * write.record.baseline_s
             if slower:
                 self._case.empty = 0
                 return self._ask(self._case, now_s)
@@ -161,8 +177,7 @@ class Inquiry:
             bodies = self._lead.lost(gone, now_s) if gone else []
             out += self._led([*bodies, *self._lead.tick(now_s)], now_s)
         case = self._case
-        asked_s = case.asked_s if case else None
-        if case is not None and asked_s is not None and now_s - asked_s > _PROFILE_LIMIT_S:
+        if case is not None and case.is_late(now_s):
             out += self._diagnose(case, now_s)
         if self._proved is not None:
             out += self._prove(now_s)
@@ -190,7 +205,12 @@ class Inquiry:
 
     def _ask(self, case: _Case, now_s: float) -> list[Instruction]:
         case.asked_s, case.profiles = now_s, {}
-        body = {"why": "suspicion", "for_s": _PROFILE_S, "min_iterations": _PROFILE_ITERATIONS}
+        body = {
+            "why": "suspicion",
+            "for_s": _PROFILE_S,
+            "min_iterations": _PROFILE_ITERATIONS,
+            "limit_s": case.collect_s,
+        }
         return [Order(topic="profile", body=body)]
 
     def _profile(self, event: Report, now_s: float) -> list[Instruction]:

@@ -1,7 +1,8 @@
 """Profiles the node's workers when asked to, and once by itself in healthy times.
 
-In: `Order(topic="profile", body={"why": "suspicion", "for_s": 3.0, "min_iterations": 8})`. Out:
-after that long and so many iterations, or 15 s, one `Report` a worker whose calls repeat:
+In: `Order(topic="profile", body={"why": "suspicion", "for_s": 3.0, "min_iterations": 8, "limit_s":
+15.0})`. Out: after that long and so many iterations, or the limit, one `Report` a worker whose
+calls repeat:
 
     {"why":"suspicion","rank":3,"node":"gpu-17","iterations":20,"compute_s":0.051,"cells":[…]}
 
@@ -32,7 +33,7 @@ __all__ = ["ProfileDuty"]
 
 _FOR_S = 3.0
 _ITERATIONS = 8
-_LIMIT_S = 15.0
+_LIMIT_S, _MOST_LIMIT_S = 15.0, 900.0
 _SETTLED = 20
 """Iterations told apart before a worker's healthy profile is begun."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -48,6 +49,8 @@ class _Take:
     since_s: float
     worker: str
     """Which process."""
+    limit_s: float = _LIMIT_S
+    """Iterations may take seconds each: who orders knows."""
     since_t: float | None = None
     """Epoch; None until completions are recorded."""
     records: list[NDArray[np.void]] = field(default_factory=list)
@@ -56,7 +59,9 @@ class _Take:
     def due(self, now_s: float) -> bool:
         """Enough, or never."""
         took_s = now_s - self.since_s
-        return took_s >= _LIMIT_S or (took_s >= self.for_s and len(self.samples) >= self.iterations)
+        return took_s >= self.limit_s or (
+            took_s >= self.for_s and len(self.samples) >= self.iterations
+        )
 
 
 class ProfileDuty(Duty):
@@ -83,6 +88,7 @@ class ProfileDuty(Duty):
             iterations=round(_number(order.body, "min_iterations", _ITERATIONS, 1, 1e6)),
             since_s=now_s,
             worker="",
+            limit_s=_number(order.body, "limit_s", _LIMIT_S, _LIMIT_S, _MOST_LIMIT_S),
         )
 
     def observe(self, worker: WatchedWorker) -> None:
@@ -134,6 +140,7 @@ class ProfileDuty(Duty):
             iterations=like.iterations,
             since_s=now_s,
             worker=worker.worker,
+            limit_s=like.limit_s,
             since_t=worker.to_epoch_s(now_s * 1e9),
         )
 

@@ -18,6 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ START_T = 1_750_000_000.0
 _TICK_S, _BEAT_S = 1.0, 4.0
 _REPLY_S = 0.1
 _PROFILE_LIMIT_S = 15.0
-"""An agent collects a profile for no longer (`runtime.duty_profile`)."""
+"""An agent collects a profile for no longer, unless told otherwise (`runtime.duty_profile`)."""
 _SETTLED = 20
 """Iterations before the first, healthy profile."""
 _COMMIT_S = 0.2
@@ -268,10 +269,10 @@ class _Run:
             Report(node=self._node[0], rank=0, topic=_STEER, body={"what": what, **dict(body)})
         )
 
-    def _profile(self, why: str, iterations: int) -> None:
+    def _profile(self, why: str, iterations: int, limit_s: float = _PROFILE_LIMIT_S) -> None:
         """What the agents collected; an iteration may take too long for them."""
         each_s = self._last.duration_s if self._last else 0.0
-        seen = min(iterations, int(_PROFILE_LIMIT_S / each_s)) if each_s else 0
+        seen = min(iterations, int(limit_s / each_s)) if each_s else 0
         if not seen:
             return
         profiles = job_profiles(
@@ -334,10 +335,9 @@ class _Run:
         if order.topic == "profile":
             each_s = self._last.duration_s if self._last else 0.0
             wait_s = max(float(body["for_s"]), int(body["min_iterations"]) * each_s)
-            why, number = str(body["why"]), int(body["min_iterations"])
-            clock.at(
-                clock.now_s + min(wait_s, _PROFILE_LIMIT_S), lambda: self._profile(why, number)
-            )
+            limit_s = float(body.get("limit_s", _PROFILE_LIMIT_S))
+            asked = partial(self._profile, str(body["why"]), int(body["min_iterations"]), limit_s)
+            clock.at(clock.now_s + min(wait_s, limit_s), asked)
         elif order.topic == "telemetry":
             clock.at(clock.now_s + _REPLY_S, lambda: self._telemetry(body))
         elif order.topic == PAUSE:
