@@ -206,12 +206,12 @@ def _fault(
         return congest(node[rank].namespace, "eth0", bits_per_s[rank] / 1e6, dst=dst)
 
     def burning() -> AbstractContextManager[object]:
-        # two on its core, as heavy as it: a third of what its group gets is left to it
-        return burn([rank % 2], load=2.0, beside=job.workers[rank].pid)
+        # on its core, as heavy as it: half of what its group gets is left to it
+        return burn([rank % 2], beside=job.workers[rank].pid)
 
     def flooded() -> AbstractContextManager[object]:
-        others = [n.address for index, n in node.items() if index != rank]
-        return _both(*(flood(node[rank].namespace, None, address=to) for to in others))
+        sinks = [n.namespace for index, n in node.items() if index != rank]
+        return _both(*(flood(node[rank].namespace, sink, streams=2) for sink in sinks))
 
     both = frozenset({rank, opposite})
     one = frozenset({rank})
@@ -245,7 +245,7 @@ def _both(*faults: AbstractContextManager[object]) -> Iterator[None]:
         yield
 
 
-def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float = 25.0) -> Strike:
+def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float = 40.0) -> Strike:
     """Healthy, injected until the verdict, undone until all is calm."""
     healthy_t, demand = time.time(), Demand(job)
     until(lambda: time.time() - healthy_t > _HEALTHY_S and job.calm(healthy_t), 60.0)
@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = (options.keep or Path(scratch)) / layout
             folder.mkdir(parents=True, exist_ok=True)
-            with TestBed(nodes=4, egress_mbit=1000.0, folder=folder) as bed:
+            with TestBed(nodes=4, egress_mbit=500.0, folder=folder) as bed:
                 job = WatchedLayout(bed, folder, layout)
                 job.ready()
                 for _ in range(options.rounds):
