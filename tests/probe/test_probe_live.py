@@ -15,7 +15,7 @@ import pytest
 from tests.probe.probing import Probe, probe_here, probe_in_bed, until
 from tests.testbed import TestBed
 
-from failslow.inject import burn, congest, throttle
+from failslow.inject import congest, throttle
 from failslow.probe import ProbeResult
 
 pytest.importorskip("torch")
@@ -119,7 +119,6 @@ def strike(
     ("kind", "result", "cause"),
     [
         ("throttle", "compute", "device degradation"),
-        ("burn", "compute", "CPU contention"),
         ("link", "communication", "network congestion"),
     ],
 )
@@ -133,7 +132,6 @@ def test_a_fault_in_one_of_four_nodes_is_found(
         with probe_in_bed(bed, "--duration", "60") as probe:
             faults: dict[str, Callable[[], AbstractContextManager[object]]] = {
                 "throttle": lambda: throttle(probe.pid(2), to=0.5, method="signal"),
-                "burn": lambda: burn((0,), beside=probe.pid(2)),
                 "link": lambda: congest(three.namespace, "eth0", 40, dst=two.address),
             }
             begin_t, end_t = strike(probe, faults[kind], 16.0)
@@ -142,7 +140,6 @@ def test_a_fault_in_one_of_four_nodes_is_found(
     assert (found.state, found.result, found.cause) == ("done", result, cause), found.to_json()
     culprits = {
         "throttle": f"device rank 2 of {two.namespace}",
-        "burn": f"host {two.namespace}",
         "link": f"link {three.namespace}>{two.namespace}",
     }
     assert found.culprits == (culprits[kind],)
