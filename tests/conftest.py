@@ -22,7 +22,7 @@ LIVE = {
         "test_benchmarks.py", "test_benchmarks_bed.py", "test_evidence_real.py",
         "test_localize_live.py", "test_pause_live.py", "test_profile_live.py",
     ),
-    "probe": ("test_probe_live.py",),
+    "probe": ("test_probe_live.py", "test_probe_campaign_real.py"),
     "runtime": (),
     "simulate": ("test_predict_live.py",),
     "telemetry": ("test_cpu_sampler.py", "test_telemetry_duty.py"),

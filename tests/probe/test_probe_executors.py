@@ -60,12 +60,20 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.setenv("FAKE_PROBE_MARKS", str(tmp_path_factory.mktemp("marks")))
-        node = {"num_cpus": 4}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        # addresses of loopback, each node its own; Ray takes 127.0.0.1 for another one
+        addresses = [f"127.0.0.{n}" for n in (2, 3, 4, 5)]
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 4,
+                "node_ip_address": addresses[0],
+                "include_dashboard": False,
+            },
+        )
         try:
-            for _ in range(3):
-                cluster.add_node(**node)
-            ray.init(address=cluster.address, log_to_driver=False)
+            for address in addresses[1:]:
+                cluster.add_node(num_cpus=4, node_ip_address=address)
+            ray.init(address=cluster.address, _node_ip_address=addresses[0], log_to_driver=False)
             yield
         finally:
             ray.shutdown()
