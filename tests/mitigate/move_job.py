@@ -108,7 +108,8 @@ class Training:
         del state, trainer.stage, trainer.parameters, trainer.optimizer, trainer.grid
         trainer._pipeline = None
         self.grid = self.grid.moved(placement)
-        trainer._build(_Grid(self.grid))  # type: ignore[arg-type]
+        trainer.grid = _Grid(self.grid)  # type: ignore[assignment]
+        trainer._build()
         put_state(moved.state, trainer.stage, trainer.optimizer)
         put_rng(moved.state["extras"]["rng"])
         return moved
