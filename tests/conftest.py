@@ -15,7 +15,9 @@ os.environ["FAILSLOW_AGENT"] = "0"
 
 ROOT = Path(__file__).parent
 LIVE = {
-    "capture": ("test_jobs.py", "test_install.py", "test_late_profile.py"),
+    "capture": (
+        "test_completions.py", "test_install.py", "test_jobs.py", "test_late_profile.py",
+    ),
     "inject": (),
     "live": (),
     "localize": (
@@ -24,7 +26,6 @@ LIVE = {
     ),
     "probe": ("test_probe_live.py", "test_probe_campaign_real.py"),
     "runtime": (),
-    "simulate": ("test_predict_live.py",),
     "telemetry": ("test_cpu_sampler.py", "test_telemetry_duty.py"),
     "testbed": (),
     "transport": (),

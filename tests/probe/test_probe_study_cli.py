@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_store_is_studied_by_its_content(store: Path) -> None:
-    shown = run("study", store)
+    shown = run("study", store, env={"COLUMNS": "160"})
 
     assert shown.exit_code == 0, shown.output
     lines = [re.sub(r" {2,}", "  ", line.strip()) for line in shown.stdout.splitlines()]
