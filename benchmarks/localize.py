@@ -144,9 +144,13 @@ class WatchedLayout:
         return next((e for e in found if e.t > since_t), None)
 
     def verdict(self, since_t: float) -> JournalEntry | None:
-        """The first verdict on an episode that was given later."""
-        found = (e for e in self.entries("verdict") if isinstance(e.record, Verdict))
-        return next((e for e in found if e.t > since_t and e.record.episode), None)
+        """The first verdict on an episode given later that names something, else the first."""
+        found = [
+            entry
+            for entry in self.entries("verdict")
+            if isinstance(entry.record, Verdict) and entry.t > since_t and entry.record.episode
+        ]
+        return next((e for e in found if e.record.findings), found[0] if found else None)
 
     def calm(self, since_t: float) -> bool:
         """No suspicion, no episode on."""
@@ -254,7 +258,7 @@ def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float
     with inject():
         began_t = time.time()
         idle_s = 10.0 if name in ("nothing", "off path") else limit_s
-        with_verdict = _reached(lambda: job.verdict(began_t), idle_s)
+        with_verdict = _reached(lambda: _names(job.verdict(began_t)), idle_s)
         slow = job.steps_s(began_t + 0.5)
     undone_t = time.time()
     onset, verdict = job.onset(began_t), job.verdict(began_t)
@@ -278,6 +282,10 @@ def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float
         since_bite_s=verdict.t - began_t if verdict else None,
         pause_s=verdict.record.pause_s if verdict else None,
     )
+
+
+def _names(verdict: JournalEntry | None) -> bool:
+    return verdict is not None and bool(verdict.record.findings)
 
 
 def _reached(condition: Callable[[], object], limit_s: float) -> bool:

@@ -160,7 +160,8 @@ def test_importing_torch_hooks_a_worker_quickly_and_without_the_heavy_parts(fold
         timeout=100,
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
-    assert float(out.stdout) < 0.020
+    # about 12 ms; twice that while the core's other half is busy. The heavy parts take 200
+    assert float(out.stdout) < 0.050
     assert list(folder.iterdir()) == []
 
 

@@ -35,6 +35,7 @@ def started_anew(job: WatchedJob, first: dict[int, int]) -> bool:
     return now.keys() == first.keys() and not {*now.values()} & {*first.values()}
 
 
+@pytest.mark.slow  # test_restart_torchrun.py is the short one
 @pytest.mark.timeout(400)
 def test_restarted_workers_are_watched_on_in_the_same_journal() -> None:
     torchrun = str(Path(sys.executable).with_name("torchrun"))
