@@ -251,6 +251,17 @@ def test_a_verdict_that_names_nobody_is_tried_again_on_new_profiles() -> None:
     assert len(asked) == 2
 
 
+def test_a_culprit_that_is_found_no_more_is_looked_at_as_seldom_as_before() -> None:
+    job = inquired(recheck_s=40.0)
+    job.story()
+    job.shy = 100
+    job.iterate(1500, HEALTHY_S, slow=1.4, culprit=2)
+    found = [e for e in job.said("verdict") if e.record.episode]
+    assert [bool(e.record.findings) for e in found[:3]] == [True, False, False]
+    assert found[1].t - found[0].t >= 40.0
+    assert found[2].t - found[1].t >= 80.0
+
+
 def test_verdicts_that_name_nobody_end_after_three() -> None:
     job = inquired()
     job.shy = 100

@@ -382,13 +382,13 @@ class Inquiry:
         findings = verdict.findings
         case.findings = findings
         case.judged = case.diagnosis
-        if findings:
-            case.empty = 0
+        case.empty = 0 if findings else case.empty + 1
+        if findings or case.recheck_s:
+            # culprits that are well now are looked at no more often than slow ones: pauses are few
             case.recheck_s = min(_MAX_RECHECK_S, 2.0 * case.recheck_s or self._config.recheck_s)
             case.due_s = now_s + case.recheck_s
         else:
-            case.empty += 1
-            case.due_s = now_s + min(_MAX_RECHECK_S, _EMPTY_AGAIN_S * 2 ** (case.empty - 1))
+            case.due_s = now_s + _EMPTY_AGAIN_S * 2 ** (case.empty - 1)
         out: list[Instruction] = [
             Write(kind="telemetry", record=window, t=now_s) for window in windows
         ]
