@@ -28,7 +28,7 @@ from rich.table import Table
 from tests.testbed import TRAIN_DDP, TestBed, until
 
 from failslow.inject import burn, congest, flood, throttle
-from failslow.journal import JournalEntry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 
 __all__ = ["main"]
 
@@ -56,7 +56,7 @@ class Job:
 
     def __init__(self, bed: TestBed, folder: Path) -> None:
         self.bed = bed
-        self._journal = folder / "run" / "journal.jsonl"
+        self._journal = GrowingJournal(folder / "run" / "journal.jsonl")
         self.workers = bed.launch(
             TRAIN_DDP,
             args=["--seconds", "1200", "--gradient-mb", "2"],
@@ -70,11 +70,10 @@ class Job:
 
     def said(self, *events: str) -> list[JournalEntry]:
         """Journal entries of these events: suspected, cleared, onset, relief."""
-        if not self._journal.exists():
-            return []
+        self._journal.refresh()
         return [
             entry
-            for entry in read_journal(self._journal)
+            for entry in self._journal.entries
             if entry.kind in ("suspicion", "episode") and _event(entry) in events
         ]
 

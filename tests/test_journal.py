@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from failslow.errors import JournalError
 from failslow.journal import (
+    GrowingJournal,
     JournalEntry,
     JournalWriter,
     decode_entry,
@@ -423,6 +424,44 @@ def test_a_slow_follower_that_fell_behind_goes_on_with_the_oldest_kept(path: Pat
         writer.append(sample(step), t=T)
     stop.set()
     assert [entry.record.step for entry in entries] == [*range(11, 20), *range(50, 80)]
+
+
+def test_a_growing_journal_is_read_once_across_rotations(path: Path) -> None:
+    growing = GrowingJournal(path)
+    assert growing.refresh() == []  # before there is a file
+    writer = JournalWriter(path, max_bytes=2_000, keep=1_000)
+    taken = []
+    for step in range(500):
+        assert writer.append(sample(step), t=T)
+        if step % 7 == 0:
+            taken += [entry.record.step for entry in growing.refresh()]
+    taken += [entry.record.step for entry in growing.refresh()]
+    assert taken == list(range(500))
+    assert [entry.record.step for entry in growing.entries] == taken
+    assert growing.refresh() == []
+
+
+def test_a_growing_journal_waits_for_the_rest_of_a_line(path: Path) -> None:
+    path.parent.mkdir()
+    line = encode_entry(sample(7), t=T)
+    path.write_bytes(line[:20])
+    growing = GrowingJournal(path)
+    assert growing.refresh() == []
+    with path.open("ab") as file:
+        file.write(line[20:] + b"\nno entry\n")
+    assert [entry.record for entry in growing.refresh()] == [sample(7)]
+
+
+def test_a_growing_journal_that_fell_behind_goes_on_with_the_oldest_kept(path: Path) -> None:
+    size = len(encode_entry(sample(10), t=T)) + 1
+    writer = JournalWriter(path, max_bytes=10 * size, keep=2)
+    growing = GrowingJournal(path)
+    for step in range(10, 20):
+        writer.append(sample(step), t=T)
+    growing.refresh()
+    for step in range(20, 80):
+        writer.append(sample(step), t=T)
+    assert [entry.record.step for entry in growing.refresh()] == list(range(50, 80))
 
 
 def test_several_threads_may_write(path: Path) -> None:

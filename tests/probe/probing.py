@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import failslow
-from failslow.errors import JournalError
-from failslow.journal import JournalEntry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 from failslow.lab import TestBed
 from failslow.probe import ProbeResult
 
@@ -25,6 +24,7 @@ class Probe:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._journal = GrowingJournal(folder / "run/journal.jsonl")
         self.out = folder / "result.json"
 
     def pid(self, rank: int) -> int:
@@ -36,10 +36,8 @@ class Probe:
         raise AssertionError(f"no worker {rank}")
 
     def entries(self, *kinds: str) -> list[JournalEntry]:
-        try:
-            return [e for e in read_journal(self.folder / "run/journal.jsonl") if e.kind in kinds]
-        except JournalError:
-            return []
+        self._journal.refresh()
+        return [e for e in self._journal.entries if e.kind in kinds]
 
     def iterations(self) -> int:
         return sum(e.rank is None for e in self.entries("step"))

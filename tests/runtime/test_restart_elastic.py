@@ -12,7 +12,7 @@ from tests.testbed import TestBed, until
 
 from failslow.demo.job import losses_without
 from failslow.inject import throttle
-from failslow.journal import JournalEntry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 from failslow.records import Decision, Outcome
 
 NODE = Path(__file__).with_name("elastic_node.py")
@@ -32,12 +32,11 @@ class Elastic:
 
     def __init__(self, bed: TestBed, folder: Path) -> None:
         self.bed, self.folder = bed, folder
+        self._journal = GrowingJournal(folder / "run" / "journal.jsonl")
 
     def entries(self, kind: str) -> list[JournalEntry]:
-        journal = self.folder / "run" / "journal.jsonl"
-        if not journal.exists():
-            return []
-        return [entry for entry in read_journal(journal) if entry.kind == kind]
+        self._journal.refresh()
+        return [entry for entry in self._journal.entries if entry.kind == kind]
 
     def restarts(self) -> list[JournalEntry]:
         return [e for e in self.entries("action") if e.record.get("what") == "restart"]

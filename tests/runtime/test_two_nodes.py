@@ -11,16 +11,17 @@ import pytest
 from tests.runtime.watched import AT_ONCE
 from tests.testbed import TRAIN_DDP, TestBed
 
-from failslow.journal import JournalEntry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 from failslow.runtime.rendezvous import derived_port
 
 
 class Nodes:
     def __init__(self, bed: TestBed, journal: Path) -> None:
-        self.bed, self.journal = bed, journal
+        self.bed, self._journal = bed, GrowingJournal(journal)
 
     def entries(self) -> list[JournalEntry]:
-        return list(read_journal(self.journal)) if self.journal.exists() else []
+        self._journal.refresh()
+        return self._journal.entries
 
     def until(self, condition: Callable[[], object], limit_s: float = 80.0) -> None:
         deadline_s = time.monotonic() + limit_s

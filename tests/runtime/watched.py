@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 from tests.transport.servers import free_port, until
 
-from failslow.journal import JournalEntry, decode_entry
+from failslow.journal import GrowingJournal, JournalEntry
 
 __all__ = ["AT_ONCE", "TRAIN", "WatchedJob", "clean_environ", "watched"]
 
@@ -43,17 +43,11 @@ class WatchedJob:
     def __init__(self, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
         self.folder, self.processes = folder, processes
         self.journal_path = folder / "run" / "journal.jsonl"
-        self._entries: list[JournalEntry] = []
-        self._read_bytes = 0
+        self._journal = GrowingJournal(self.journal_path)
 
     def entries(self, kind: str = "") -> list[JournalEntry]:
-        with contextlib.suppress(FileNotFoundError), self.journal_path.open("rb") as file:
-            file.seek(self._read_bytes)
-            for line in file:
-                if line.endswith(b"\n"):
-                    self._read_bytes += len(line)
-                    self._entries.append(decode_entry(line))
-        return [e for e in self._entries if kind in ("", e.kind)]
+        self._journal.refresh()
+        return [e for e in self._journal.entries if kind in ("", e.kind)]
 
     def steps(self) -> list[JournalEntry]:
         """The job's own iterations."""

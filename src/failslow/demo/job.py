@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from failslow.errors import LabError
-from failslow.journal import JournalEntry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 from failslow.lab import TestBed
 
 __all__ = ["SteeredJob", "losses_without", "steered_job", "train_script"]
@@ -53,12 +53,12 @@ class SteeredJob:
     def __init__(self, folder: Path, pids: Sequence[int], bed: TestBed | None) -> None:
         self.folder, self.pids, self.bed = folder, tuple(pids), bed
         self.journal = folder / "run" / "journal.jsonl"
+        self._growing = GrowingJournal(self.journal)
 
     def entries(self, *kinds: str) -> list[JournalEntry]:
         """The journal's lines of these kinds, oldest first."""
-        if not self.journal.exists():
-            return []
-        return [entry for entry in read_journal(self.journal) if entry.kind in kinds]
+        self._growing.refresh()
+        return [entry for entry in self._growing.entries if entry.kind in kinds]
 
     def losses(self) -> list[float]:
         """Of the steps so far."""

@@ -20,10 +20,11 @@ becomes `journal.jsonl.1`, the one before `journal.jsonl.2`, and so on up to `ke
 from __future__ import annotations
 
 from failslow.journal.codec import JournalEntry, decode_entry, encode_entry
-from failslow.journal.reader import Journal, read_journal
+from failslow.journal.reader import GrowingJournal, Journal, read_journal
 from failslow.journal.writer import JournalHealth, JournalWriter
 
 __all__ = [
+    "GrowingJournal",
     "Journal",
     "JournalEntry",
     "JournalHealth",

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from failslow.errors import JournalError
 from failslow.journal.codec import JournalEntry, decode_entry, rotated_path
 
-__all__ = ["Journal", "read_journal"]
+__all__ = ["GrowingJournal", "Journal", "read_journal"]
 
 _STEP, _KIND_WITHIN = b'"kind":"step"', 64
 """How the writer puts the kind of a step near a line's start."""
@@ -62,7 +62,7 @@ class Journal:
     def _thinned(self, lines: Iterator[bytes], all_steps_bytes: int) -> Iterator[bytes]:
         """`lines`, of steps in a row only the first until the journal's end is that near."""
         left = -all_steps_bytes
-        for _, path in self._list():
+        for _, path in _files(self.path):
             with contextlib.suppress(FileNotFoundError):
                 left += path.stat().st_size
         in_a_row = False
@@ -74,7 +74,7 @@ class Journal:
             in_a_row = is_step
 
     def _lines(self) -> Iterator[bytes]:
-        file = self._open_after(None)
+        file = _open_after(self.path, None)
         pending = b""
         try:
             while True:
@@ -84,7 +84,7 @@ class Journal:
                     if pending.endswith(b"\n"):
                         yield pending
                         pending = b""
-                following = self._open_after(file)
+                following = _open_after(self.path, file)
                 if following is not None:
                     if file is not None:
                         # what was written between our reaching its end and its rotation
@@ -104,44 +104,82 @@ class Journal:
             if file is not None:
                 file.close()
 
-    def _open_after(self, file: BinaryIO | None) -> BinaryIO | None:
-        """The next newer file than `file`, or the oldest; None when there is none yet."""
-        while True:
-            listed = self._list()
-            if listed != self._list():
-                continue  # being rotated
-            inodes = [inode for inode, _ in listed]
-            own = None if file is None else os.fstat(file.fileno()).st_ino
-            position = inodes.index(own) + 1 if own in inodes else 0
-            if position == len(listed):
-                return None
-            inode, path = listed[position]
-            try:
-                # the caller closes it, after the file it reads now
-                opened = path.open("rb")
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise JournalError(
-                    f"{path}: cannot be read: {error.strerror or error}; check its permissions"
-                ) from None
-            if os.fstat(opened.fileno()).st_ino == inode:
-                return opened
-            opened.close()
 
-    def _list(self) -> list[tuple[int, Path]]:
-        """(inode, path) of the journal's files, oldest first."""
-        start = len(self.path.name) + 1
-        suffixes = [
-            path.name[start:] for path in self.path.parent.glob(f"{glob.escape(self.path.name)}.*")
-        ]
-        numbers = [0, *(int(suffix) for suffix in suffixes if suffix.isdecimal())]
-        listed = []
-        for number in sorted(numbers, reverse=True):
-            path = rotated_path(self.path, number)
-            with contextlib.suppress(FileNotFoundError):
-                listed.append((path.stat().st_ino, path))
-        return listed
+class GrowingJournal:
+    """A journal that is looked at again and again: each line is read once.
+
+    `entries` are all so far, `refresh` takes in what is new. There may be no journal yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[JournalEntry] = []
+        # held open: the inode of a file that was deleted may come to mean another one
+        self._file: BinaryIO | None = None
+        self._pending = b""
+
+    def refresh(self) -> list[JournalEntry]:
+        """The new entries, which are at the end of `entries` now. Lines cut short are left out."""
+        known = len(self.entries)
+        while True:
+            # listed before reading: what a file got before it was rotated is then all there
+            following = _open_after(self.path, self._file)
+            if self._file is not None:
+                lines = (self._pending + self._file.read()).splitlines(keepends=True)
+                cut = bool(lines) and not lines[-1].endswith(b"\n")
+                self._pending = lines.pop() if cut else b""
+                for line in lines:
+                    with contextlib.suppress(JournalError):
+                        self.entries.append(decode_entry(line))
+            if following is None:
+                return self.entries[known:]
+            self._close()
+            self._file, self._pending = following, b""
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    __del__ = _close
+
+
+def _open_after(path: Path, file: BinaryIO | None) -> BinaryIO | None:
+    """The next newer file than `file`, or the oldest; None when there is none yet."""
+    while True:
+        listed = _files(path)
+        if listed != _files(path):
+            continue  # being rotated
+        inodes = [inode for inode, _ in listed]
+        own = None if file is None else os.fstat(file.fileno()).st_ino
+        position = inodes.index(own) + 1 if own in inodes else 0
+        if position == len(listed):
+            return None
+        inode, next_path = listed[position]
+        try:
+            # the caller closes it, after the file it reads now
+            opened = next_path.open("rb")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise JournalError(
+                f"{next_path}: cannot be read: {error.strerror or error}; check its permissions"
+            ) from None
+        if os.fstat(opened.fileno()).st_ino == inode:
+            return opened
+        opened.close()
+
+
+def _files(path: Path) -> list[tuple[int, Path]]:
+    """(inode, path) of a journal's files, oldest first."""
+    start = len(path.name) + 1
+    suffixes = [other.name[start:] for other in path.parent.glob(f"{glob.escape(path.name)}.*")]
+    numbers = [0, *(int(suffix) for suffix in suffixes if suffix.isdecimal())]
+    listed = []
+    for number in sorted(numbers, reverse=True):
+        file = rotated_path(path, number)
+        with contextlib.suppress(FileNotFoundError):
+            listed.append((file.stat().st_ino, file))
+    return listed
 
 
 def read_journal(

@@ -17,12 +17,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from failslow.errors import JournalError
-from failslow.journal import JournalEntry, decode_entry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 from failslow.probe.fleet import FleetReference
 from failslow.probe.job import Place, ProbeJob
 from failslow.probe.reading import Ending, read_result
@@ -196,24 +195,14 @@ class _Tail:
     """What a growing journal says of how far the probe is."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._journal = GrowingJournal(path)
         self._first_t: float | None = None
         self.progress = Progress()
 
     def read(self) -> None:
-        """Take the lines that are new."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            with suppress(JournalError):
-                self._take(decode_entry(line))
+        """Take the entries that are new."""
+        for entry in self._journal.refresh():
+            self._take(entry)
 
     def _take(self, entry: JournalEntry) -> None:
         record, told = entry.record, self.progress
@@ -235,8 +224,10 @@ class _Tail:
 def _await_journal(path: Path, limit_s: float, stop: Stop) -> None:
     """Until the controller has written its last line."""
     deadline_s = time.monotonic() + limit_s
+    journal = GrowingJournal(path)
     while time.monotonic() < deadline_s and stop.count < 2:
-        if any(_is_end(entry) for entry in _entries(path)[-5:]):
+        journal.refresh()
+        if any(_is_end(entry) for entry in journal.entries[-5:]):
             return
         time.sleep(_LOOK_S)
 
@@ -247,7 +238,6 @@ def _is_end(entry: JournalEntry) -> bool:
 
 
 def _entries(path: Path) -> list[JournalEntry]:
-    try:
-        return list(read_journal(path))
-    except JournalError:
-        return []
+    journal = GrowingJournal(path)
+    journal.refresh()
+    return journal.entries
