@@ -34,8 +34,14 @@ def gemm(*ranks: int, limit_s: float = 1.0, **changed: Any) -> dict[str, Any]:
     return {"do": "gemm", "ranks": list(ranks), "limit_s": limit_s, **SHORT, **changed}
 
 
-def p2p(*pairs: tuple[int, int], limit_s: float = 1.0) -> dict[str, Any]:
-    return {"do": "p2p", "pairs": [list(pair) for pair in pairs], "limit_s": limit_s, **SIZES}
+def p2p(*pairs: tuple[int, int], limit_s: float = 1.0, **changed: Any) -> dict[str, Any]:
+    return {
+        "do": "p2p",
+        "pairs": [list(pair) for pair in pairs],
+        "limit_s": limit_s,
+        **SIZES,
+        **changed,
+    }
 
 
 def alone(script: Script, **more: Any) -> list[dict[str, Any]]:
@@ -149,6 +155,13 @@ def test_the_time_of_a_script_is_bounded_whatever_is_in_it(job: Bench) -> None:
     for report in reports:
         assert report["took_s"] < 3.5
         assert report["results"][-1]["error"] == "no time was left for it"
+
+
+def test_a_transfer_that_is_cut_off_costs_its_pair_no_later_one(job: Bench) -> None:
+    cut = p2p((0, 1), sizes_bytes=[1 << 28], limit_s=0.05)
+    results = job.run([p2p((0, 1)), cut, p2p((1, 0)), p2p((0, 1)), p2p((1, 2))])
+    told = [f"{r['stage']} by {r['by']}: {r['error']}" for r in results if r["error"]]
+    assert {line[0] for line in told} == {"1"}, told
 
 
 def test_a_rank_killed_on_the_way_holds_up_nobody(tmp_path: Path) -> None:

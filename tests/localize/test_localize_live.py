@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-from benchmarks.localize import Strike, WatchedLayout, strike
+from benchmarks.localize import EGRESS_MBIT, Strike, WatchedLayout, strike
 from tests.testbed import TestBed
 
 STRIKES = {
@@ -21,7 +21,7 @@ STRIKES = {
 
 def struck(folder: Path, layout: str) -> list[Strike]:
     pick = random.Random(4)
-    with TestBed(nodes=4, egress_mbit=500.0, folder=folder) as bed:
+    with TestBed(nodes=4, egress_mbit=EGRESS_MBIT, folder=folder) as bed:
         job = WatchedLayout(bed, folder, layout)
         job.ready()
         return [strike(job, fault, pick) for fault in STRIKES[layout]]

@@ -35,6 +35,8 @@ _CROWD_DOUBT = 0.2
 _STOPPED_SHARE = 0.03
 """Time neither run nor waited for a core, below which it is the books' own error."""
 _HELD_SHARE = 0.05
+_CUT_OFF_S = 0.1
+"""A transfer cut off sooner may only have begun late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
             # few samples: the middle one, and the fastest must be slow as well
             low_s = _positive(result.get("min_s"))
             reading = Reading(middle_s, noise=_noise(result), low_s=low_s, excused=excused)
-        elif (at_least_s := _positive(result.get("at_least_s"))) is not None:
+        elif (at_least_s := _positive(result.get("at_least_s")) or 0.0) >= _CUT_OFF_S:
             reading = Reading(at_least_s, low_s=at_least_s, excused=excused, at_least=True)
         else:
             continue

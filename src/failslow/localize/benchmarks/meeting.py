@@ -4,7 +4,7 @@ In: that store. Out: a clone of it (a connection and time-outs of our own: the t
 touched), under a prefix no other pause has, used only in a thread that can be left behind:
 
     /default_pg/0//failslow/pause-7/done/3/5       rank 5 is through with stage 3
-    /default_pg/0//failslow/pause-7/pair/0-2/…     the address of rank 0 for rank 2
+    /default_pg/0//failslow/pause-7/pair/0-2/4/…   the address of rank 0 for rank 2, from stage 4 on
 
 There is no barrier: a stage begins when those in the one before are through, or its limit is over,
 and who was once missed is not waited for again.
@@ -71,13 +71,13 @@ class Meeting:
 
         self.missed |= self._call(wait, limit_s, "the store")
 
-    def connect(self, peer: int, make: Callable[[Any, float], T], limit_s: float) -> T:
-        """What `make(store, limit_s)` builds once both ends of a pair are there.
+    def connect(self, peer: int, stage: int, make: Callable[[Any, float], T], limit_s: float) -> T:
+        """What `make(store, limit_s)` builds once both ends of a pair are in this stage.
 
         Raises NoMeeting where the peer does not come.
         """
-        low, high = sorted((self._rank, peer))
-        pair = c10d.PrefixStore(f"pair/{low}-{high}", self._store)
+        # by stage: the addresses of a connection given up must not be taken for those of the next
+        pair = c10d.PrefixStore(self._pair(peer, stage), self._store)
         until_s = time.monotonic() + limit_s
 
         def build() -> T:
@@ -93,6 +93,20 @@ class Meeting:
             return self._call(build, limit_s, f"connecting to rank {peer}")
         except Lost as error:
             raise NoMeeting(str(error)) from None
+
+    def give_up(self, peer: int, stage: int) -> None:
+        """Tell the peer that what was connected in that stage is of no more use."""
+        key = f"{self._pair(peer, stage)}/given_up"
+        self._call(lambda: self._store.set(key, "1"), 0.5, "the store")
+
+    def is_given_up(self, peer: int, stage: int) -> bool:
+        """Whether either end has told so."""
+        key = f"{self._pair(peer, stage)}/given_up"
+        return self._call(lambda: bool(self._store.check([key])), 0.5, "the store")
+
+    def _pair(self, peer: int, stage: int) -> str:
+        low, high = sorted((self._rank, peer))
+        return f"pair/{low}-{high}/{stage}"
 
     def close(self) -> None:
         """Give the connection back."""

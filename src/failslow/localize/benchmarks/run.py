@@ -71,7 +71,8 @@ class _Run:
         self.rank, self.world_size, self.device, self.end_s = rank, world_size, device, end_s
         self.about = {"host": socket.gethostname(), "device": device_model(device)}
         self.results: list[dict[str, Any]] = []
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, tuple[int, Channel]] = {}
+        """{peer: (the stage it was made in, channel)}"""
         self.meeting: Meeting | None = None
         self.why_no_meeting = ""
 
@@ -111,7 +112,7 @@ class _Run:
             try:
                 if time.perf_counter() >= self.end_s:
                     raise TimeoutError("no time was left for it")
-                for result in self._measure(stage, until_s):
+                for result in self._measure(index, stage, until_s):
                     self._tell(index, stage, result)
             except Exception as error:  # one stage less
                 self._tell(index, stage, {"seconds": None, "error": _text(error)})
@@ -131,7 +132,9 @@ class _Run:
         kind = {"do": str(stage.get("do")), "stage": index}
         self.results.append({**kind, **who, **self.about, "error": "", **result})
 
-    def _measure(self, stage: Mapping[str, Any], until_s: float) -> list[dict[str, Any]]:
+    def _measure(
+        self, index: int, stage: Mapping[str, Any], until_s: float
+    ) -> list[dict[str, Any]]:
         what, left_s = stage.get("do"), until_s - time.perf_counter()
         if what == "gemm":
             return [
@@ -147,15 +150,18 @@ class _Run:
         if what == "host":
             return check_host(limit_s=left_s)
         if what == "p2p":
-            return self._transfer(stage, until_s)
+            return self._transfer(index, stage, until_s)
         raise ValueError(f"{what!r} is no benchmark; there are gemm, host and p2p")
 
-    def _transfer(self, stage: Mapping[str, Any], until_s: float) -> list[dict[str, Any]]:
+    def _transfer(
+        self, index: int, stage: Mapping[str, Any], until_s: float
+    ) -> list[dict[str, Any]]:
         pair = _pair(stage, self.rank)
         assert pair is not None
         sender, receiver = pair
+        peer = receiver if self.rank == sender else sender
         device = self.device if self.device.type == "cuda" else torch.device("cpu")
-        channel = self._channel(receiver if self.rank == sender else sender, until_s, device)
+        channel = self._channel(index, peer, until_s, device)
         sizes = [int(size) for size in stage["sizes_bytes"]]
         broken = True
         try:
@@ -174,21 +180,30 @@ class _Run:
             return results
         finally:
             if broken:  # what is still under way in it must not be taken for the next stage's
-                self.channels.pop(receiver if self.rank == sender else sender).close()
+                made_in, channel = self.channels.pop(peer)
+                channel.close()
+                with contextlib.suppress(Lost, RuntimeError):
+                    if self.meeting is not None:
+                        self.meeting.give_up(peer, made_in)
 
-    def _channel(self, peer: int, until_s: float, device: torch.device) -> Channel:
+    def _channel(self, index: int, peer: int, until_s: float, device: torch.device) -> Channel:
         if self.meeting is None:
             raise NoMeeting(self.why_no_meeting)
         if not 0 <= peer < self.world_size:
             raise ValueError(f"rank {peer} is not in a job of {self.world_size}")
-        if (channel := self.channels.get(peer)) is None:
-            side = int(self.rank > peer)
+        if (known := self.channels.get(peer)) is not None:
+            made_in, channel = known
+            if not self.meeting.is_given_up(peer, made_in):
+                return channel
+            del self.channels[peer]
+            channel.close()
+        side = int(self.rank > peer)
 
-            def make(store: Any, limit_s: float) -> Channel:
-                return open_channel(store, side, limit_s, device)
+        def make(store: Any, limit_s: float) -> Channel:
+            return open_channel(store, side, limit_s, device)
 
-            channel = self.meeting.connect(peer, make, until_s - time.perf_counter())
-            self.channels[peer] = channel
+        channel = self.meeting.connect(peer, index, make, until_s - time.perf_counter())
+        self.channels[peer] = index, channel
         return channel
 
     def _close(self, helper: Helper) -> None:
@@ -196,7 +211,7 @@ class _Run:
 
         def close() -> None:
             while self.channels:
-                self.channels.popitem()[1].close()
+                self.channels.popitem()[1][1].close()
 
         with contextlib.suppress(Lost, RuntimeError):
             helper.call(close, limit_s=_CLOSE_S, what="closing connections")
