@@ -32,7 +32,7 @@ from rich.table import Table
 from tests.testbed import TestBed, until
 
 from failslow.inject import burn, congest, flood, throttle
-from failslow.journal import JournalEntry, read_journal
+from failslow.journal import GrowingJournal, JournalEntry
 from failslow.records import Finding, Verdict
 
 __all__ = ["FAULTS", "LAYOUTS", "Strike", "WatchedLayout", "main"]
@@ -47,6 +47,8 @@ FAULTS = ("throttle", "burner", "link", "egress", "flood", "two", "off path", "n
 _MATTERS, _PLAIN = 1.10, 1.15
 """Between the two, whether it is noticed is a matter of noise: naming nobody is right as well."""
 _HEALTHY_S = 4.0
+EGRESS_MBIT = 500.0
+"""What a node may send, as its network card would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,8 @@ class WatchedLayout:
 
     def __init__(self, bed: TestBed, folder: Path, layout: str, *, mode: str = "advise") -> None:
         self.bed, self.layout = bed, layout
-        self.journal = folder / "run" / "journal.jsonl"
+        # read line by line as it grows: reading it again and again would be a load by itself
+        self._journal = GrowingJournal(folder / "run" / "journal.jsonl")
         self.workers = bed.launch(
             _TRAIN,
             args=[*LAYOUTS[layout], "--steps", "1000000", "--width", "96", "--layers", "2",
@@ -122,9 +125,8 @@ class WatchedLayout:
 
     def entries(self, *kinds: str) -> list[JournalEntry]:
         """Of these kinds, oldest first."""
-        if not self.journal.exists():
-            return []
-        return [entry for entry in read_journal(self.journal) if entry.kind in kinds]
+        self._journal.refresh()
+        return [entry for entry in self._journal.entries if entry.kind in kinds]
 
     def steps_s(self, since_t: float) -> list[float]:
         """The job's iterations that ended later."""
@@ -210,12 +212,22 @@ def _fault(
         return congest(node[rank].namespace, "eth0", bits_per_s[rank] / 1e6, dst=dst)
 
     def burning() -> AbstractContextManager[object]:
-        # on its core, as heavy as it: half of what its group gets is left to it
-        return burn([rank % 2], beside=job.workers[rank].pid)
+        # on its core, each as heavy as it: of what the core's other worker leaves to its group, it
+        # gets one share in load + 1
+        load = (1.0 - cores[opposite]) / (0.5 * cores[rank]) - 1.0
+        return burn([rank % 2], load=max(1.0, load), beside=job.workers[rank].pid)
 
     def flooded() -> AbstractContextManager[object]:
         sinks = [n.namespace for index, n in node.items() if index != rank]
-        return _both(*(flood(node[rank].namespace, sink, streams=2) for sink in sinks))
+        # paced: it leaves room for what an iteration sends in the time the iteration took, and
+        # costs the two cores little
+        each_mbit = max(0.1 * EGRESS_MBIT, EGRESS_MBIT - bits_per_s[rank] / 1e6) / len(sinks)
+        return _both(
+            *(
+                flood(node[rank].namespace, sink, rate_mbit=each_mbit, streams=2, protocol="udp")
+                for sink in sinks
+            )
+        )
 
     both = frozenset({rank, opposite})
     one = frozenset({rank})
@@ -319,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = (options.keep or Path(scratch)) / layout
             folder.mkdir(parents=True, exist_ok=True)
-            with TestBed(nodes=4, egress_mbit=500.0, folder=folder) as bed:
+            with TestBed(nodes=4, egress_mbit=EGRESS_MBIT, folder=folder) as bed:
                 job = WatchedLayout(bed, folder, layout)
                 job.ready()
                 for _ in range(options.rounds):
