@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.testbed import TestBed, until
 
+from failslow.errors import InjectError
 from failslow.inject import burn, congest, flood, throttle
 from failslow.journal import GrowingJournal, JournalEntry
 from failslow.records import Finding, Verdict
@@ -338,7 +339,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     for fault in pick.sample(
                         options.faults.split(","), options.faults.count(",") + 1
                     ):
-                        strikes.append(strike(job, fault, pick))
+                        try:
+                            strikes.append(strike(job, fault, pick))
+                        except InjectError as error:  # nothing was injected: nothing to judge
+                            console.print(f"{layout}  {fault} could not be injected: {error}")
+                            continue
                         console.print(_line(strikes[-1]))
     if options.json:
         print(json.dumps([asdict(s) for s in strikes], indent=2))

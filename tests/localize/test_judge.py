@@ -209,6 +209,19 @@ def test_cut_off_transfers_are_slow_links_and_missing_ones_are_said() -> None:
     assert "1>2 not measured: did not come" in found.note
 
 
+def test_a_transfer_that_waited_for_a_core_does_not_clear_the_card_it_left_by() -> None:
+    lab = Lab(workers=job(4, 1, "cpu"), noise=0.02)
+    script = reference_script(lab.workers, WHOLE)
+    last = [stage for stage in script if stage["do"] == "p2p"][-1]
+    script.append({**last, "pairs": [[2, 0]]})
+    slow = Culprits(links={("n2", f"n{n}"): 16.0 for n in (0, 1, 3)})
+    results = lab.run(script, slow)
+    for result in results:
+        if (result.get("rank"), result.get("peer")) == (2, 1):
+            result["waited"] = 1.0
+    assert named(judge(results, lab.run(script), lab.workers, episode="e")) == {("link", (2,), ())}
+
+
 def test_nothing_found_says_what_was_looked_at() -> None:
     found = verdict(job(4, 2))
     assert found.findings == ()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 from tests.runtime.watched import WatchedJob, watched
 from tests.transport.servers import until
 
@@ -57,3 +60,24 @@ def test_they_step_back_once_they_are_at_work_and_start_anew_as_at_first() -> No
         job.until(partial(works_at, job, "agent", WORK))
         job.stop()
         until(lambda: not job.ours(), 30.0)
+
+
+_UP_AND_DOWN = """
+import os
+from failslow.runtime.supervise import StepBack
+step_back = StepBack(0.0)
+for at_work, urgent in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 1), (0, 0)):
+    step_back.look(1.0, at_work=bool(at_work), urgent=bool(urgent))
+    print(os.getpriority(os.PRIO_PROCESS, 0))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority again")
+def test_a_part_goes_up_again_while_workers_wait_for_its_words() -> None:
+    environ = {**os.environ, "FAILSLOW_RUNTIME_NICE": str(WORK)}
+    done = subprocess.run(
+        [sys.executable, "-c", _UP_AND_DOWN],
+        env=environ, capture_output=True, text=True, check=True, start_new_session=True,
+    )  # fmt: skip
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert list(map(int, done.stdout.split())) == [usual, usual, WORK, usual, usual, WORK]

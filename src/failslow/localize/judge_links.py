@@ -107,7 +107,8 @@ class LinkJudge:
                 self.notes.append(f"all links are x{ratio:.2f} slower than at the reference, alike")
             for link, compared in compare(readings, reference, self._limits).items():
                 # cut off early says nothing unless that was late already
-                if link not in judged and (compared.is_slow or not readings[link].at_least):
+                says_nothing = compared.is_excused or readings[link].at_least
+                if link not in judged and (compared.is_slow or not says_nothing):
                     judged[link] = (size, compared)
         return judged
 

@@ -72,6 +72,8 @@ class Compared:
     is_slow: bool
     threshold: float
     """The ratio from which it counts as slow against its peers."""
+    is_excused: bool = False
+    """It would be slow, had it not waited for a core meanwhile: it says nothing."""
 
     @property
     def ratio(self) -> float:
@@ -100,6 +102,7 @@ def compare(
     changes = {k: now[k].log - reference[k].log - common for k in keys if k in reference}
     drift = _Level(0.0, _noise(now, reference, sorted(changes.values())))
     judged: dict[K, tuple[bool, float]] = {}
+    excused: set[K] = set()
     for key in keys:
         reading, before = now[key], reference.get(key)
         threshold, is_slow = math.inf, False
@@ -115,7 +118,9 @@ def compare(
             is_slow |= changes[key] > change_limit and above > 0.5 * change_limit
             threshold = min(threshold, change_limit)
         if is_slow and reading.low_s is not None:
-            is_slow = _low_is_slow(key, now, reference, 0.5 * threshold)
+            is_slow = _low_is_slow(key, now, reference, 0.5 * threshold, reading.excused)
+            if not is_slow and _low_is_slow(key, now, reference, 0.5 * threshold, 0.0):
+                excused.add(key)
         judged[key] = (is_slow, threshold)
     healthy = [now[key].log for key, (is_slow, _) in judged.items() if not is_slow]
     usual = float(np.median(healthy)) if healthy else level.center if level else 0.0
@@ -134,6 +139,7 @@ def compare(
             expected_s=math.exp(expected),
             is_slow=is_slow,
             threshold=math.exp(min(threshold, 700.0)),
+            is_excused=key in excused,
         )
     return result
 
@@ -154,7 +160,7 @@ def _shifted(level: _Level, by: float) -> _Level:
 
 
 def _low_is_slow(
-    key: K, now: Mapping[K, Reading], reference: Mapping[K, Reading], least: float
+    key: K, now: Mapping[K, Reading], reference: Mapping[K, Reading], least: float, excused: float
 ) -> bool:
     """Whether even the fastest sample is slow: else it was disturbed, as others may be next."""
     lows = [
@@ -165,7 +171,7 @@ def _low_is_slow(
     low_s = now[key].low_s
     if low_s is None:
         return True
-    sure_s = low_s * (1.0 - now[key].excused)
+    sure_s = low_s * (1.0 - excused)
     return sure_s > 0.0 and math.log(sure_s) - min(lows) > least
 
 

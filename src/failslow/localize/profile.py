@@ -15,6 +15,7 @@ name costs a healthy machine. (After FALCON, arXiv 2410.12588, section 4.2.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,9 +36,9 @@ _MIN_SHARE = 0.25
 """Share of the job's slowness that it must explain, where that is known."""
 _SLOW = 1.05
 """Iterations this much over healthy ones are worth a look."""
-_SIGMAS = 5.0
-"""Distance from comparable ones in their own spread: of 10,000 Gaussian values the largest is at
-4."""
+_MOST_SIGMAS, _FEW_SIGMAS = 5.0, 1.5
+"""Distance from comparable ones in their own spread: of n Gaussian values the largest is at about
+the root of 2 ln n; so much beyond that, and no further than the first."""
 _USUAL_SPREAD = 0.03
 """Workers that do the same work differ by so much where they are too few to show it:"""
 _MANY = 64
@@ -196,10 +197,11 @@ class _Diagnosing:
             errors = extra / np.hypot(self.error_s, self.expected_error_s)
             sigmas = (ratio - 1.0) / self.noise
         late, late_known = self._lateness()
+        far = _far(table.count)
         named = (
             (ratio >= _MIN_RATIO)
             & self._matters(extra)
-            & ~(sigmas < _SIGMAS)  # nan or inf where there is no spread
+            & ~(sigmas < far)  # nan or inf where there is no spread
             & ~(errors < _ERRORS)
             & (~late_known | (late >= _WAITED_FOR * extra))
         )
@@ -207,7 +209,7 @@ class _Diagnosing:
         usual = float(np.nanmedian(blocked)) if named.any() else None
         suspects = []
         for index in np.flatnonzero(named).tolist():
-            sure = min(_finite(errors[index]) / _ERRORS, _finite(sigmas[index]) / _SIGMAS)
+            sure = min(_finite(errors[index]) / _ERRORS, _finite(sigmas[index]) / far)
             numbers = [
                 _seconds("own time per iteration", self.own_s[index], self.expected_s[index]),
                 _seconds("blocked per iteration", blocked[index], usual),
@@ -253,7 +255,7 @@ class _Diagnosing:
             extra = links.extra_s * np.clip(
                 (links.now_s - expected_s) / (links.now_s - links.expected_s), 0.0, 1.0
             )
-        named = (ratio >= _MIN_RATIO) & self._matters(extra) & ~(sigmas < _SIGMAS)
+        named = (ratio >= _MIN_RATIO) & self._matters(extra) & ~(sigmas < _far(len(ratio)))
         suspects = []
         for index in np.flatnonzero(named).tolist():
             share = self._share(extra[index])
@@ -390,6 +392,11 @@ def _with_common_rank(suspects: list[Suspect]) -> list[Suspect]:
 
 def _lower_quantile(values: Floats) -> float:
     return float(np.quantile(values, _COMMON_QUANTILE, method="lower"))
+
+
+def _far(count: int) -> float:
+    """Sigmas from which one of so many stands out."""
+    return min(_MOST_SIGMAS, _FEW_SIGMAS + math.sqrt(2.0 * math.log(max(1, count))))
 
 
 def _finite(value: float) -> float:

@@ -113,6 +113,11 @@ class Pipeline:
         return self._episodes.active
 
     @property
+    def pausing(self) -> bool:
+        """Whether workers stand still, or are about to."""
+        return self.inquiry.pausing
+
+    @property
     def healthy_iteration_s(self) -> float | None:
         """What an iteration takes in healthy times; None before that is known."""
         base_log_s = self._detector.base_log_s

@@ -120,6 +120,11 @@ class Inquiry:
         """A pause's result that waits for telemetry, until when."""
 
     @property
+    def pausing(self) -> bool:
+        """Whether a pause is on."""
+        return self._lead.active
+
+    @property
     def healthy(self) -> list[RankProfile]:
         """How the workers' calls went in healthy times."""
         return list(self._healthy.values())

@@ -144,6 +144,11 @@ class Agent:
         """How soon the next turn shall come: as usual, unless a duty is in a hurry."""
         return min([usual_s, *(duty.pace_s for duty in self._duties.values())])
 
+    @property
+    def urgent(self) -> bool:
+        """Whether workers stand and wait for a duty."""
+        return any(duty.urgent for duty in self._duties.values())
+
     def leave(self) -> None:
         """Say good-bye and send what waits."""
         for duty in self._duties.values():
@@ -258,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = metrics.serve() if metrics is not None else None
     step_back = StepBack(time.monotonic())
     while agent.turn(time.monotonic()) and not stopping.wait(agent.pace_s(runtime.poll_s)):
-        step_back.look(time.monotonic(), at_work=bus.ready)
+        step_back.look(time.monotonic(), at_work=bus.ready, urgent=agent.urgent)
     agent.leave()
     remove_stale(environ)
     if server is not None:

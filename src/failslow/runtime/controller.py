@@ -230,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     controller.start(read_tail(journal.path), clock.now_s(), restarted=restarted)
     step_back = StepBack(time.monotonic())
     while controller.turn(clock) and not stopping.is_set():
-        step_back.look(time.monotonic(), at_work=bool(pipeline.health.agents))
+        at_work = bool(pipeline.health.agents)
+        step_back.look(time.monotonic(), at_work=at_work, urgent=pipeline.pausing)
     controller.end(clock.now_s())
     if server is not None:
         server.close()

@@ -77,6 +77,11 @@ class Duty:
         """How soon it wants its next turn."""
         return math.inf
 
+    @property
+    def urgent(self) -> bool:
+        """Whether workers stand and wait for it."""
+        return False
+
     def order(self, order: Order, now_s: float) -> None:
         """An order of its topic came."""
 

@@ -76,6 +76,11 @@ class PauseDuty(Duty):
                 break
 
     @property
+    def urgent(self) -> bool:
+        """From the order to arm until all is told."""
+        return self._node.busy
+
+    @property
     def pace_s(self) -> float:
         """While workers stand and wait for a word, turns follow one another closely."""
         return self._node.pace_s

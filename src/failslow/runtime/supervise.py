@@ -155,17 +155,25 @@ def worker_lives(identity: str) -> bool:
 
 
 class StepBack:
-    """Goes down to the priority of the monitoring once, when a part is at work."""
+    """Goes down to the priority of the monitoring when a part is at work, and up again while all
+    workers stand and wait for what it says: on a host whose cores are taken a word would need
+    seconds. Going up needs a privilege; without it the part stays down."""
 
     def __init__(self, now_s: float) -> None:
         self._limit_s = now_s + _START_S
-        self._done = False
+        self._usual = os.getpriority(os.PRIO_PROCESS, 0)
+        self._nice: int | None = None
 
-    def look(self, now_s: float, *, at_work: bool) -> None:
+    def look(self, now_s: float, *, at_work: bool, urgent: bool = False) -> None:
         """at_work: the part has started and done its first work. Times are CLOCK_MONOTONIC."""
-        if not self._done and (at_work or now_s > self._limit_s):
-            self._done = True
-            nice = _nice(os.environ)
+        is_first = self._nice is None
+        if is_first and not at_work and now_s <= self._limit_s:
+            return
+        nice = self._usual if urgent else _nice(os.environ)
+        if nice != self._nice:
+            self._nice = nice
+            if not is_first:  # until then the supervisor sees to it
+                _set_group_priority(nice)
             for thread in os.listdir("/proc/self/task"):  # Linux keeps a priority a thread
                 _set_priority(int(thread), nice)
 
