@@ -325,6 +325,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if why is not None:
         print(f"localize: {why}", file=sys.stderr)
         return 1
+    if options.keep is not None and any(options.keep.glob("*/run")):
+        print(f"localize: {options.keep} holds an earlier run; name a new folder", file=sys.stderr)
+        return 1
     console, pick = Console(stderr=True), random.Random(options.seed)
     faults = options.faults.split(",")
     strikes: list[Strike] = []

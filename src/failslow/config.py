@@ -89,6 +89,8 @@ class RuntimeConfig(StageConfig):
     """An agent reads its workers' rings this often."""
     nice: int = Field(19, ge=-20, le=19)
     """Priority of agents and controller; only root may ask for one above the trainer's."""
+    cores: str = ""
+    """What agents and controller may run on, as in "0,2-3"; "" is all the machine's."""
     wait_s: float = Field(2.0, gt=0.0)
     """A job's iteration waits this long for a worker that does not report it, at least."""
     blind_after_s: float = Field(10.0, gt=0.0)

@@ -66,8 +66,9 @@ _UP_AND_DOWN = """
 import os
 from failslow.runtime.supervise import StepBack
 step_back = StepBack(0.0)
-for at_work, urgent in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 1), (0, 0)):
-    step_back.look(1.0, at_work=bool(at_work), urgent=bool(urgent))
+looks = ((1, 0, 0), (2, 0, 1), (30, 1, 0), (31, 1, 1), (32, 0, 1), (33, 0, 0), (60, 0, 0))
+for now_s, at_work, urgent in looks:
+    step_back.look(now_s, at_work=bool(at_work), urgent=bool(urgent))
     print(os.getpriority(os.PRIO_PROCESS, 0))
 """
 
@@ -80,4 +81,4 @@ def test_a_part_goes_up_again_while_workers_wait_for_its_words() -> None:
         env=environ, capture_output=True, text=True, check=True, start_new_session=True,
     )  # fmt: skip
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert list(map(int, done.stdout.split())) == [usual, usual, WORK, usual, usual, WORK]
+    assert list(map(int, done.stdout.split())) == [usual, usual, WORK, usual, usual, usual, WORK]

@@ -204,8 +204,8 @@ class TestBed:
     ) -> tuple[Worker, ...]:
         """Start one Python process a worker; returns at once. One job at a time.
 
-        cores: rank r is pinned to core r modulo their number. env outranks what the bed sets;
-        FAILSLOW variables of this process are not passed on.
+        cores: rank r and what watches it are pinned to core r modulo their number. env outranks
+        what the bed sets; FAILSLOW variables of this process are not passed on.
         """
         if any(w.process.poll() is None for w in self.workers):
             raise LabError("a job runs in this bed already; kill it first")
@@ -239,6 +239,11 @@ class TestBed:
                 "FAILSLOW_CAPTURE_FOLDER": str(node.rings),
                 **(env or {}),
             }
+            if cores is not None:
+                # a node's monitoring on the node's own core. Linux 6.18 divides a control group's
+                # weight among the cores it runs on, from moment to moment, and who shares one with
+                # a group whose weight went up and down there may then get none of it for 30 s
+                variables["FAILSLOW_RUNTIME_CORES"] = str(cores[rank % len(cores)])
             workers.append(self._start(rank, node, [str(script), *args], variables))
             self.workers = tuple(workers)
             if cores is not None:

@@ -113,9 +113,9 @@ class Pipeline:
         return self._episodes.active
 
     @property
-    def pausing(self) -> bool:
-        """Whether workers stand still, or are about to."""
-        return self.inquiry.pausing
+    def urgent(self) -> bool:
+        """Whether workers stand still, or a culprit is being looked for."""
+        return self.inquiry.urgent
 
     @property
     def healthy_iteration_s(self) -> float | None:

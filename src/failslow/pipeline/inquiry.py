@@ -120,9 +120,10 @@ class Inquiry:
         """A pause's result that waits for telemetry, until when."""
 
     @property
-    def pausing(self) -> bool:
-        """Whether a pause is on."""
-        return self._lead.active
+    def urgent(self) -> bool:
+        """Whether answers are waited for."""
+        asked = self._case is not None and self._case.asked_s is not None
+        return asked or self._lead.active or self._proved is not None
 
     @property
     def healthy(self) -> list[RankProfile]:

@@ -146,7 +146,7 @@ class Agent:
 
     @property
     def urgent(self) -> bool:
-        """Whether workers stand and wait for a duty."""
+        """Whether a duty is."""
         return any(duty.urgent for duty in self._duties.values())
 
     def leave(self) -> None:

@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     step_back = StepBack(time.monotonic())
     while controller.turn(clock) and not stopping.is_set():
         at_work = bool(pipeline.health.agents)
-        step_back.look(time.monotonic(), at_work=at_work, urgent=pipeline.pausing)
+        step_back.look(time.monotonic(), at_work=at_work, urgent=pipeline.urgent)
     controller.end(clock.now_s())
     if server is not None:
         server.close()

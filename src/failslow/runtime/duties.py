@@ -79,7 +79,7 @@ class Duty:
 
     @property
     def urgent(self) -> bool:
-        """Whether workers stand and wait for it."""
+        """Whether workers stand and wait for it, or a slow job for its culprit's name."""
         return False
 
     def order(self, order: Order, now_s: float) -> None:

@@ -80,6 +80,11 @@ class ProfileDuty(Duty):
         self._done: set[str] = set()
         """Processes whose healthy profile is not to be begun any more."""
 
+    @property
+    def urgent(self) -> bool:
+        """While a profile is being taken."""
+        return bool(self._ordered or self._takes)
+
     def order(self, order: Order, now_s: float) -> None:
         """Begin anew with every worker, whatever is under way."""
         self._ordered = _Take(

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from failslow.capture.builder import build_later
 from failslow.capture.ring import process_start_ticks
+from failslow.errors import FailslowError
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import node_name
 
@@ -33,6 +34,7 @@ __all__ = ["NICE", "StepBack", "main", "worker_lives"]
 
 NICE = 19
 """Priority of agent and controller at work, unless FAILSLOW_RUNTIME_NICE says otherwise."""
+_LINGER_S = 15.0
 _START_S = 60.0
 """What a part has for its start at most before it goes down in priority."""
 _LOOK_S = 0.5
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     environ = os.environ
     nice = _nice(environ)
-    _spread()
+    _spread(environ)
     resting = nice <= os.getpriority(os.PRIO_PROCESS, 0)
     if resting:
         _give_way(nice)
@@ -155,21 +157,25 @@ def worker_lives(identity: str) -> bool:
 
 
 class StepBack:
-    """Goes down to the priority of the monitoring when a part is at work, and up again while all
-    workers stand and wait for what it says: on a host whose cores are taken a word would need
-    seconds. Going up needs a privilege; without it the part stays down."""
+    """Goes down to the priority of the monitoring when a part is at work, and up again while a
+    culprit is looked for or workers stand still, and a little longer, as one word follows another:
+    on a host whose cores are taken each would need a second. Going up needs a privilege; without it
+    the part stays down."""
 
     def __init__(self, now_s: float) -> None:
         self._limit_s = now_s + _START_S
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._nice: int | None = None
+        self._up_until_s = 0.0
 
     def look(self, now_s: float, *, at_work: bool, urgent: bool = False) -> None:
         """at_work: the part has started and done its first work. Times are CLOCK_MONOTONIC."""
         is_first = self._nice is None
         if is_first and not at_work and now_s <= self._limit_s:
             return
-        nice = self._usual if urgent else _nice(os.environ)
+        if urgent:
+            self._up_until_s = now_s + _LINGER_S
+        nice = self._usual if now_s < self._up_until_s else _nice(os.environ)
         if nice != self._nice:
             self._nice = nice
             if not is_first:  # until then the supervisor sees to it
@@ -201,10 +207,18 @@ def _set_group_priority(nice: int) -> None:
         Path("/proc/self/autogroup").write_text(str(nice))
 
 
-def _spread() -> None:
+def _spread(environ: Mapping[str, str]) -> None:
     """Not the trainer's cores alone."""
+    cores: Iterable[int] = range(os.cpu_count() or 1)
+    if wanted := environ.get("FAILSLOW_RUNTIME_CORES"):
+        from failslow.inject.burn import parse_cores
+
+        try:
+            cores = parse_cores(wanted)
+        except FailslowError as error:
+            _say(f"FAILSLOW_RUNTIME_CORES is passed over: {error}")
     with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        os.sched_setaffinity(0, cores)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
