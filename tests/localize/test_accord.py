@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +108,11 @@ def test_nothing_is_added_and_all_is_told(
     assert set(verdict.findings) <= set(findings)
     for finding in set(findings) - set(verdict.findings):
         assert finding.key in verdict.note
+
+
+def test_without_a_suspect_a_host_needs_a_cause_where_there_is_telemetry() -> None:
+    waited = replace(HOST, cause="", evidence=("Against CPU contention: rank 2 waited no longer.",))
+    assert kept((waited,), suspects(everyone=True)) == []
+    assert kept((waited,), suspects(suspect("compute", 2))) == ["host b"]
+    assert kept((replace(waited, evidence=()),), suspects(everyone=True)) == ["host b"]
+    assert kept((replace(waited, cause="CPU contention"),), suspects(everyone=True)) == ["host b"]

@@ -61,6 +61,8 @@ def _felt(finding: Finding, own: Mapping[int, float]) -> Finding:
 
 def _accused(finding: Finding, diagnosis: Diagnosis, slowdown: float) -> bool:
     if diagnosis.everyone or not diagnosis.suspects:
+        if finding.what == "host" and finding.evidence and not finding.cause:
+            return False  # it waited for a moment, and its telemetry knows of no contention
         return finding.slowdown >= 1.0 + _SHARE * (slowdown - 1.0)
     return any(_matches(finding, suspect) for suspect in diagnosis.suspects)
 

@@ -43,7 +43,7 @@ _USUAL_SPREAD = 0.03
 """Workers that do the same work differ by so much where they are too few to show it:"""
 _MANY = 64
 _ERRORS = 4.0
-"""Distance in standard errors of the medians."""
+"""Distance in standard errors of the medians, at most; of few workers the same as in sigmas."""
 _WAITED_FOR = 0.3
 """Share of its extra time that others must wait for a slow worker."""
 _COMMON_QUANTILE = 0.25
@@ -202,14 +202,14 @@ class _Diagnosing:
             (ratio >= _MIN_RATIO)
             & self._matters(extra)
             & ~(sigmas < far)  # nan or inf where there is no spread
-            & ~(errors < _ERRORS)
+            & ~(errors < min(_ERRORS, far))
             & (~late_known | (late >= _WAITED_FOR * extra))
         )
         blocked = table.iteration_s[: table.count] - self.own_s
         usual = float(np.nanmedian(blocked)) if named.any() else None
         suspects = []
         for index in np.flatnonzero(named).tolist():
-            sure = min(_finite(errors[index]) / _ERRORS, _finite(sigmas[index]) / far)
+            sure = min(_finite(errors[index]) / min(_ERRORS, far), _finite(sigmas[index]) / far)
             numbers = [
                 _seconds("own time per iteration", self.own_s[index], self.expected_s[index]),
                 _seconds("blocked per iteration", blocked[index], usual),
