@@ -13,7 +13,7 @@ from benchmarks.localize import EGRESS_MBIT, Strike, WatchedLayout, strike
 from tests.testbed import TestBed
 
 STRIKES = {
-    "dp4": ("throttle", "link", "nothing", "egress", "two", "off path"),
+    "dp4": ("throttle", "link", "nothing", "burner", "egress", "two", "flood"),
     "pp2dp2": ("throttle", "two", "nothing"),
     "tp2dp2": ("throttle", "two", "nothing"),
 }
