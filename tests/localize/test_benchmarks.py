@@ -20,6 +20,7 @@ from failslow.inject import throttle
 from failslow.localize.benchmarks import describe_place, run_script
 from failslow.localize.benchmarks.accounts import Books
 from failslow.localize.benchmarks.helper import Helper, Lost
+from failslow.localize.benchmarks.transfer import receive_all
 from failslow.localize.judge import judge
 from failslow.localize.script import Script, WorkerPlace, expected_s, plan, reference_script
 
@@ -175,6 +176,34 @@ def test_a_rank_killed_on_the_way_holds_up_nobody(tmp_path: Path) -> None:
             assert [r for r in report["results"] if r["do"] == "p2p" and r["error"]]
         for pid in job.pids[:2]:
             os.kill(pid, signal.SIGKILL)  # a collective with the dead would not end
+
+
+class SlowLink:
+    """A channel on which anything received takes 20 ms."""
+
+    def send(self, message: torch.Tensor, limit_s: float) -> None:
+        del message, limit_s
+
+    def receive(self, message: torch.Tensor, limit_s: float) -> None:
+        del message, limit_s
+        time.sleep(0.02)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_link_that_leaves_time_for_one_transfer_only_is_told_by_that_one() -> None:
+    (result,) = receive_all(
+        SlowLink(),
+        sizes_bytes=[1 << 18, 1 << 20],
+        repeats=3,
+        until_s=time.perf_counter() + 0.05,
+        device=torch.device("cpu"),
+    )
+    assert result["seconds"] is None
+    assert result["size_bytes"] == 1 << 18
+    assert result["at_least_s"] >= 0.02
+    assert "no time was left" in result["error"]
 
 
 _STORE = """

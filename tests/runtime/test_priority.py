@@ -66,7 +66,7 @@ _UP_AND_DOWN = """
 import os
 from failslow.runtime.supervise import StepBack
 step_back = StepBack(0.0)
-looks = ((1, 0, 0), (2, 0, 1), (30, 1, 0), (31, 1, 1), (32, 0, 1), (33, 0, 0), (60, 0, 0))
+looks = ((1, 0, 0), (2, 0, 1), (40, 1, 0), (41, 1, 1), (42, 0, 1), (43, 0, 0), (80, 0, 0))
 for now_s, at_work, urgent in looks:
     step_back.look(now_s, at_work=bool(at_work), urgent=bool(urgent))
     print(os.getpriority(os.PRIO_PROCESS, 0))

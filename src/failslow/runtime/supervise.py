@@ -34,7 +34,7 @@ __all__ = ["NICE", "StepBack", "main", "worker_lives"]
 
 NICE = 19
 """Priority of agent and controller at work, unless FAILSLOW_RUNTIME_NICE says otherwise."""
-_LINGER_S = 15.0
+_LINGER_S = 30.0
 _START_S = 60.0
 """What a part has for its start at most before it goes down in priority."""
 _LOOK_S = 0.5
