@@ -26,8 +26,8 @@ demo: $(VENV)/.ready-torch  ## train, hurt, notice, work around; writes failslow
 
 test: check  ## lint, types, tests: what CI runs
 	scripts/install-test-tools
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not live'
-	$(BIN)/python -m pytest -m 'live and not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not live'; first=$$?; \
+	$(BIN)/python -m pytest -m 'live and not slow' && exit $$first
 
 test-slow: $(VENV)/.ready-dev  ## the long tests only
 	scripts/install-test-tools

@@ -147,7 +147,12 @@ def test_progress_appears_on_a_terminal_once_it_takes_long_and_stdout_stays_pure
 def test_ctrl_c_leaves_quietly_with_130(command: Sequence[str]) -> None:
     main, worker = pty.openpty()
     with subprocess.Popen(
-        [*command, "analyze", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=worker
+        [*command, "analyze", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=worker,
+        # tests started by a shell in the background inherit that it is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         os.close(worker)
         read_until(main, b"0/1")  # it is at work, reading
