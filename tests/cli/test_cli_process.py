@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_quietly_with_130(command: Sequence[str]) -> None:
         stdout=subprocess.PIPE,
         stderr=worker,
         # tests started by a shell in the background inherit that it is ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no other thread runs
     ) as process:
         os.close(worker)
         read_until(main, b"0/1")  # it is at work, reading
