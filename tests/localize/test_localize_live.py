@@ -12,31 +12,33 @@ import pytest
 from benchmarks.localize import EGRESS_MBIT, Strike, WatchedLayout, strike
 from tests.testbed import TestBed
 
-STRIKES = {
-    "dp4": ("throttle", "link", "nothing", "burner", "egress", "two", "flood"),
-    "pp2dp2": ("throttle", "two", "nothing"),
-    "tp2dp2": ("throttle", "two", "nothing"),
-}
+STRIKES = [
+    ("dp4", ("throttle", "link", "burner", "nothing")),
+    pytest.param("dp4", ("egress", "two", "flood", "off path"), marks=pytest.mark.slow),
+    pytest.param("pp2dp2", ("throttle", "two", "burner", "nothing"), marks=pytest.mark.slow),
+    pytest.param("tp2dp2", ("throttle", "two", "link", "nothing"), marks=pytest.mark.slow),
+]
 
 
-def struck(folder: Path, layout: str) -> list[Strike]:
+def struck(folder: Path, layout: str, faults: tuple[str, ...]) -> list[Strike]:
     pick = random.Random(4)
     with TestBed(nodes=4, egress_mbit=EGRESS_MBIT, folder=folder) as bed:
         job = WatchedLayout(bed, folder, layout)
         job.ready()
-        return [strike(job, fault, pick) for fault in STRIKES[layout]]
+        return [strike(job, fault, pick) for fault in faults]
 
 
-@pytest.mark.slow  # test_benchmarks_bed.py and test_evidence_real.py have a fault each in less time
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("layout", STRIKES)
-def test_culprits_of_real_faults_are_named(layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layout", "faults"), STRIKES)
+def test_culprits_of_real_faults_are_named(
+    layout: str, faults: tuple[str, ...], tmp_path: Path
+) -> None:
     why = TestBed.available()
     if why is not None:
         pytest.skip(why)
-    strikes = struck(tmp_path, layout)
+    strikes = struck(tmp_path, layout, faults)
     told = "\n".join(map(str, strikes))
-    assert len([s for s in strikes if not s.right]) <= len(strikes) // 6, told
+    assert len([s for s in strikes if not s.right]) <= 1, told  # a busy machine
     for s in strikes:
         if s.fault == "nothing":
             assert not s.named, told

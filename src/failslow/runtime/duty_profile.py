@@ -82,8 +82,8 @@ class ProfileDuty(Duty):
 
     @property
     def urgent(self) -> bool:
-        """While a profile is being taken."""
-        return bool(self._ordered or self._takes)
+        """While profiles of a slow job are being taken."""
+        return bool(self._ordered) or any(t.why != "healthy" for t in self._takes.values())
 
     def order(self, order: Order, now_s: float) -> None:
         """Begin anew with every worker, whatever is under way."""

@@ -119,7 +119,8 @@ class Meeting:
         self._call(forget, 0.5, "closing the store")
 
     def _call(self, work: Callable[[], T], limit_s: float, what: str) -> T:
-        return self._helper.call(work, limit_s=limit_s + _GRACE_S, what=what)
+        # who is behind its limit must not take the store for dead
+        return self._helper.call(work, limit_s=max(0.0, limit_s) + _GRACE_S, what=what)
 
 
 def _store_of(store_or_group: Any) -> Any:
