@@ -65,20 +65,30 @@ def test_they_step_back_once_they_are_at_work_and_start_anew_as_at_first() -> No
 _UP_AND_DOWN = """
 import os
 from failslow.runtime.supervise import StepBack
-step_back = StepBack(0.0)
-looks = ((1, 0, 0), (2, 0, 1), (40, 1, 0), (41, 1, 1), (42, 0, 1), (43, 0, 0), (80, 0, 0))
-for now_s, at_work, urgent in looks:
+waited = [0.0]
+step_back = StepBack(0.0, lambda: waited[0])
+looks = [
+    # now, more waited, at work, urgent
+    (1, 0.0, 0, 0), (2, 0.0, 0, 1),   # not yet at work
+    (40, 0.2, 1, 0), (41, 0.2, 1, 1), # words come in time
+    (42, 0.4, 1, 0), (43, 0.0, 0, 1), # late, but not urgent; then both
+    (44, 0.0, 0, 0), (80, 0.0, 0, 0), # for a while
+    (81, 0.0, 0, 1),                  # in time again
+]
+for now_s, more_s, at_work, urgent in looks:
+    waited[0] += more_s
     step_back.look(now_s, at_work=bool(at_work), urgent=bool(urgent))
     print(os.getpriority(os.PRIO_PROCESS, 0))
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a priority again")
-def test_a_part_goes_up_again_while_workers_wait_for_its_words() -> None:
+def test_a_part_goes_up_again_where_its_words_would_come_late() -> None:
     environ = {**os.environ, "FAILSLOW_RUNTIME_NICE": str(WORK)}
     done = subprocess.run(
         [sys.executable, "-c", _UP_AND_DOWN],
         env=environ, capture_output=True, text=True, check=True, start_new_session=True,
     )  # fmt: skip
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert list(map(int, done.stdout.split())) == [usual, usual, WORK, usual, usual, usual, WORK]
+    expected = [usual, usual, WORK, WORK, WORK, usual, usual, WORK, WORK]
+    assert list(map(int, done.stdout.split())) == expected

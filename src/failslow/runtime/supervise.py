@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,8 @@ __all__ = ["NICE", "StepBack", "main", "worker_lives"]
 NICE = 19
 """Priority of agent and controller at work, unless FAILSLOW_RUNTIME_NICE says otherwise."""
 _LINGER_S = 30.0
+_STARVED_S = 0.3
+"""A turn of an agent takes milliseconds, ten times a second."""
 _START_S = 60.0
 """What a part has for its start at most before it goes down in priority."""
 _LOOK_S = 0.5
@@ -157,23 +159,34 @@ def worker_lives(identity: str) -> bool:
 
 
 class StepBack:
-    """Goes down to the priority of the monitoring when a part is at work, and up again while a
-    culprit is looked for or workers stand still, and a little longer, as one word follows another:
-    on a host whose cores are taken each would need a second. Going up needs a privilege; without it
-    the part stays down."""
+    """Goes down to the priority of the monitoring when a part is at work.
 
-    def __init__(self, now_s: float) -> None:
+    It goes up again while a culprit is looked for or workers stand still, and a little longer, as
+    one word follows another, but only where it has waited for a core so long that its words come
+    late: elsewhere that would do nothing but disturb. Going up needs a privilege; without it the
+    part stays down.
+    """
+
+    def __init__(self, now_s: float, waited_s: Callable[[], float] | None = None) -> None:
+        """waited_s: what this process has waited for a core; by default what Linux says."""
         self._limit_s = now_s + _START_S
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._nice: int | None = None
         self._up_until_s = 0.0
+        self._waited = waited_s or _waited_s
+        self._waited_s = self._waited()
+        self._starved_s = -_LINGER_S
+        """When a turn last waited too long."""
 
     def look(self, now_s: float, *, at_work: bool, urgent: bool = False) -> None:
         """at_work: the part has started and done its first work. Times are CLOCK_MONOTONIC."""
+        before_s, self._waited_s = self._waited_s, self._waited()
+        if self._waited_s - before_s >= _STARVED_S:
+            self._starved_s = now_s
         is_first = self._nice is None
         if is_first and not at_work and now_s <= self._limit_s:
             return
-        if urgent:
+        if urgent and now_s - self._starved_s < _LINGER_S:
             self._up_until_s = now_s + _LINGER_S
         nice = self._usual if now_s < self._up_until_s else _nice(os.environ)
         if nice != self._nice:
@@ -182,6 +195,14 @@ class StepBack:
                 _set_group_priority(nice)
             for thread in os.listdir("/proc/self/task"):  # Linux keeps a priority a thread
                 _set_priority(int(thread), nice)
+
+
+def _waited_s() -> float:
+    """Seconds the main thread was ready to run and did not."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _nice(environ: Mapping[str, str]) -> int:
