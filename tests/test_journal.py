@@ -452,6 +452,15 @@ def test_a_growing_journal_waits_for_the_rest_of_a_line(path: Path) -> None:
     assert [entry.record for entry in growing.refresh()] == [sample(7)]
 
 
+def test_a_growing_journal_that_is_emptied_in_place_is_read_from_its_start(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"".join(encode_entry(sample(step), t=T) + b"\n" for step in range(3)))
+    growing = GrowingJournal(path)
+    assert len(growing.refresh()) == 3
+    path.write_bytes(encode_entry(sample(9), t=T) + b"\n")
+    assert [entry.record.step for entry in growing.refresh()] == [9]
+
+
 def test_a_growing_journal_that_fell_behind_goes_on_with_the_oldest_kept(path: Path) -> None:
     size = len(encode_entry(sample(10), t=T)) + 1
     writer = JournalWriter(path, max_bytes=10 * size, keep=2)

@@ -13,8 +13,8 @@ from benchmarks.localize import EGRESS_MBIT, Strike, WatchedLayout, strike
 from tests.testbed import TestBed
 
 STRIKES = [
-    ("dp4", ("throttle", "link", "burner", "nothing")),
-    pytest.param("dp4", ("egress", "two", "flood", "off path"), marks=pytest.mark.slow),
+    ("dp4", ("throttle", "link", "egress", "nothing")),
+    pytest.param("dp4", ("burner", "two", "flood", "off path"), marks=pytest.mark.slow),
     pytest.param("pp2dp2", ("throttle", "two", "burner", "nothing"), marks=pytest.mark.slow),
     pytest.param("tp2dp2", ("throttle", "two", "link", "nothing"), marks=pytest.mark.slow),
 ]
@@ -38,7 +38,7 @@ def test_culprits_of_real_faults_are_named(
         pytest.skip(why)
     strikes = struck(tmp_path, layout, faults)
     told = "\n".join(map(str, strikes))
-    assert len([s for s in strikes if not s.right]) <= 1, told  # a busy machine
+    assert len([s for s in strikes if not s.right]) <= len(strikes) // 6, told
     for s in strikes:
         if s.fault == "nothing":
             assert not s.named, told

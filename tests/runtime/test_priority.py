@@ -70,7 +70,7 @@ step_back = StepBack(0.0, lambda: waited[0])
 looks = [
     # now, more waited, at work, urgent
     (1, 0.0, 0, 0), (2, 0.0, 0, 1),   # not yet at work
-    (40, 0.2, 1, 0), (41, 0.2, 1, 1), # words come in time
+    (40, 0.4, 1, 0), (41, 0.2, 1, 1), # a slow start says nothing; words come in time
     (42, 0.4, 1, 0), (43, 0.0, 0, 1), # late, but not urgent; then both
     (44, 0.0, 0, 0), (80, 0.0, 0, 0), # for a while
     (81, 0.0, 0, 1),                  # in time again
@@ -92,3 +92,29 @@ def test_a_part_goes_up_again_where_its_words_would_come_late() -> None:
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     expected = [usual, usual, WORK, WORK, WORK, usual, usual, WORK, WORK]
     assert list(map(int, done.stdout.split())) == expected
+
+
+_SPREAD = """
+import os
+from failslow.runtime.supervise import _spread
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+_spread(os.environ)
+print(sorted(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.parametrize("wanted", ["", "LAST", "none", "9000"])
+def test_the_monitoring_runs_on_the_cores_asked_for(wanted: str) -> None:
+    every = sorted(os.sched_getaffinity(0))
+    cores = wanted.replace("LAST", str(every[-1]))
+    done = subprocess.run(
+        [sys.executable, "-c", _SPREAD],
+        env={**os.environ, "FAILSLOW_RUNTIME_CORES": cores}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    *said, got = done.stdout.splitlines()
+    assert got == str(every[-1:] if wanted == "LAST" else every)
+    if wanted in ("none", "9000"):
+        assert said[0].startswith(f"failslow supervisor: FAILSLOW_RUNTIME_CORES={wanted} is passed")
+    else:
+        assert said == []

@@ -119,12 +119,18 @@ class GrowingJournal:
         self._pending = b""
 
     def refresh(self) -> list[JournalEntry]:
-        """The new entries, which are at the end of `entries` now. Lines cut short are left out."""
+        """The new entries, which are at the end of `entries` now. Lines cut short are left out.
+
+        Raises JournalError where it may not be read.
+        """
         known = len(self.entries)
         while True:
             # listed before reading: what a file got before it was rotated is then all there
             following = _open_after(self.path, self._file)
             if self._file is not None:
+                if os.fstat(self._file.fileno()).st_size < self._file.tell():
+                    self._file.seek(0)  # emptied in place, as logrotate's copytruncate does
+                    self._pending = b""
                 lines = (self._pending + self._file.read()).splitlines(keepends=True)
                 cut = bool(lines) and not lines[-1].endswith(b"\n")
                 self._pending = lines.pop() if cut else b""

@@ -17,10 +17,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from failslow.errors import JournalError
 from failslow.journal import GrowingJournal, JournalEntry
 from failslow.probe.fleet import FleetReference
 from failslow.probe.job import Place, ProbeJob
@@ -201,8 +202,9 @@ class _Tail:
 
     def read(self) -> None:
         """Take the entries that are new."""
-        for entry in self._journal.refresh():
-            self._take(entry)
+        with suppress(JournalError):  # no progress to show
+            for entry in self._journal.refresh():
+                self._take(entry)
 
     def _take(self, entry: JournalEntry) -> None:
         record, told = entry.record, self.progress
@@ -226,7 +228,8 @@ def _await_journal(path: Path, limit_s: float, stop: Stop) -> None:
     deadline_s = time.monotonic() + limit_s
     journal = GrowingJournal(path)
     while time.monotonic() < deadline_s and stop.count < 2:
-        journal.refresh()
+        with suppress(JournalError):
+            journal.refresh()
         if any(_is_end(entry) for entry in journal.entries[-5:]):
             return
         time.sleep(_LOOK_S)
@@ -239,5 +242,6 @@ def _is_end(entry: JournalEntry) -> bool:
 
 def _entries(path: Path) -> list[JournalEntry]:
     journal = GrowingJournal(path)
-    journal.refresh()
+    with suppress(JournalError):  # the probe has a result all the same
+        journal.refresh()
     return journal.entries

@@ -181,9 +181,9 @@ class StepBack:
     def look(self, now_s: float, *, at_work: bool, urgent: bool = False) -> None:
         """at_work: the part has started and done its first work. Times are CLOCK_MONOTONIC."""
         before_s, self._waited_s = self._waited_s, self._waited()
-        if self._waited_s - before_s >= _STARVED_S:
-            self._starved_s = now_s
         is_first = self._nice is None
+        if self._waited_s - before_s >= _STARVED_S and not is_first:  # to start takes seconds
+            self._starved_s = now_s
         if is_first and not at_work and now_s <= self._limit_s:
             return
         if urgent and now_s - self._starved_s < _LINGER_S:
@@ -229,18 +229,18 @@ def _set_group_priority(nice: int) -> None:
 
 
 def _spread(environ: Mapping[str, str]) -> None:
-    """Not the trainer's cores alone."""
-    cores: Iterable[int] = range(os.cpu_count() or 1)
+    """Not the trainer's cores alone, or those asked for."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if wanted := environ.get("FAILSLOW_RUNTIME_CORES"):
         from failslow.inject.burn import parse_cores
 
         try:
-            cores = parse_cores(wanted)
-        except FailslowError as error:
-            _say(f"FAILSLOW_RUNTIME_CORES is passed over: {error}")
+            os.sched_setaffinity(0, parse_cores(wanted))
+            return
+        except (FailslowError, OSError) as error:
+            _say(f"FAILSLOW_RUNTIME_CORES={wanted} is passed over: {error}")
     with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
-        os.sched_setaffinity(0, cores)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def _build(environ: Mapping[str, str]) -> None:
