@@ -26,8 +26,11 @@ demo: $(VENV)/.ready-torch  ## train, hurt, notice, work around; writes failslow
 
 test: check  ## lint, types, tests: what CI runs
 	scripts/install-test-tools
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not live'; first=$$?; \
-	$(BIN)/python -m pytest -m 'live and not slow' && exit $$first
+	failed=0; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not live' || failed=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'live and not alone and not slow' || failed=1; \
+	$(BIN)/python -m pytest -m 'alone and not slow' || failed=1; \
+	exit $$failed
 
 test-slow: $(VENV)/.ready-dev  ## the long tests only
 	scripts/install-test-tools

@@ -9,7 +9,7 @@ node sends congested. Right is a healthy probe found healthy, or a struck one fo
 injected cause; whether the node at fault is named is counted beside. A probe takes a minute or so;
 interrupted (Ctrl-C, or `--most N` probes a run), the same command goes on from its store.
 
-    4n-0002  link node3>node2  found ×1.8 network congestion: link node3>node2  right
+    4n-0002  link rank 3>2  found ×1.8 network congestion: link node3>node2  right
     30 probes: 30 right (100.0 %), node named in 10 of 10; the table equals the truth
 """
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from tests.probe.probing import Probe
-from tests.testbed import TestBed
+from tests.testbed import Node, TestBed
 
 from failslow.cli.campaign import ended_text
 from failslow.cli.output import emit_view
@@ -75,7 +75,7 @@ class Truth:
     kind: str
     """throttle, link, egress; "" nothing."""
     rank: int = 0
-    """Throttled, or of the sending side."""
+    """Throttled, or of the node that sends."""
     peer: int = 0
     """Of a link's receiving side."""
 
@@ -90,8 +90,8 @@ class Truth:
         if self.kind == "throttle":
             return f"throttle rank {self.rank}"
         if self.kind == "link":
-            return f"link node{self.rank}>node{self.peer}"
-        return f"all node{self.rank} sends" if self.kind else "nothing"
+            return f"link rank {self.rank}>{self.peer}"
+        return f"all rank {self.rank} sends" if self.kind else "nothing"
 
     def node(self, nodes: Sequence[str]) -> str:
         """The one at fault, of the probe's nodes."""
@@ -197,12 +197,18 @@ class Striker(Audience):
             self._since_s = None
 
     def _fault(self) -> Injection:
-        truth, nodes = self._truth, self._bed.nodes
+        truth = self._truth
         if truth.kind == "throttle":
             return throttle(self._probe.pid(truth.rank), to=0.5, method="signal")
-        source = nodes[truth.rank].namespace
-        to = nodes[truth.peer].address if truth.kind == "link" else None
-        return congest(source, "eth0", _CONGESTED_MBIT, dst=to)
+        to = self._bed_node(truth.peer).address if truth.kind == "link" else None
+        return congest(self._bed_node(truth.rank).namespace, "eth0", _CONGESTED_MBIT, dst=to)
+
+    def _bed_node(self, rank: int) -> Node:
+        """Where a worker of this probe is: each probe is placed anew."""
+        own = Path(f"/proc/{self._probe.pid(rank)}/ns/net").stat().st_ino
+        return next(
+            n for n in self._bed.nodes if Path("/run/netns", n.namespace).stat().st_ino == own
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,14 +30,31 @@ LIVE = {
     "testbed": (),
     "transport": (),
 }  # fmt: skip
-"""Folders, and of some the files only, whose tests watch real processes: how fast these run
-decides what is seen, so they are run one at a time."""
+"""Folders, and of some the files only, whose tests watch real processes: each leaves the machine
+idle half of the time, so two run side by side, but not beside what computes all the time."""
+
+ALONE = {
+    "capture": ("test_completions.py", "test_late_profile.py"),
+    "inject": ("test_inject_cpu.py", "test_inject_flood.py", "test_inject_throttle.py"),
+    "localize": (),
+    "probe": (),
+    "runtime": ("test_end_to_end.py", "test_killed.py"),
+    "telemetry": (),
+    "testbed": (),
+}
+"""Of those, the ones in which how fast the processes run decides what is seen."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `LIVE`."""
+    """Mark the tests of `LIVE` and `ALONE`."""
     for item in items:
         folder, *_ = path = item.path.relative_to(ROOT).parts
-        files = LIVE.get(folder)
-        if files is not None and (not files or path[-1] in files):
+        if _is_in(LIVE, folder, path[-1]):
             item.add_marker("live")
+            if _is_in(ALONE, folder, path[-1]):
+                item.add_marker("alone")
+
+
+def _is_in(chosen: dict[str, tuple[str, ...]], folder: str, name: str) -> bool:
+    files = chosen.get(folder)
+    return files is not None and (not files or name in files)

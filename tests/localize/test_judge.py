@@ -181,6 +181,22 @@ def test_a_worker_that_is_held_holds_its_transfers_for_a_moment_and_no_longer(
     assert found == {("device", (2,), ())} | ({("link", (1,), (2,))} if is_told else set())
 
 
+@pytest.mark.parametrize(("shares", "is_told"), [((0.46, 0.09), True), ((0.46, 0.0), False)])
+def test_what_signals_took_in_every_round_is_averaged_and_in_one_is_chance(
+    shares: tuple[float, float], is_told: bool
+) -> None:
+    lab = Lab(workers=job(4, 1, "cpu"), noise=0.02)
+    script = reference_script(lab.workers, WHOLE)
+    results = lab.run(script)
+    rounds = [r for r in results if r["do"] == "gemm" and r["rank"] == 2]
+    for result, share in zip(rounds, shares, strict=True):
+        result["wall_s"] /= 1.0 - share
+    found = judge(results, lab.run(script), lab.workers, episode="e")
+    assert named(found) == ({("device", (2,), ())} if is_told else set())
+    if is_told:
+        assert found.findings[0].slowdown == pytest.approx(1.0 / (1.0 - 0.275), rel=0.05)
+
+
 def test_only_devices_of_the_same_model_compare() -> None:
     workers = [
         WorkerPlace(rank=r, node=f"n{r}", device="NVIDIA H200" if r < 3 else "NVIDIA A100")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -35,7 +36,8 @@ def training(
         yield job
 
 
-def undisturbed(scenario: str, iterations: int) -> Told:
+@functools.cache
+def undisturbed(scenario: str, iterations: int = 200) -> Told:
     """The same training, not watched."""
     with training(scenario, "", work_ms=0.0) as job:
         advance(job, iterations, limit_s=100.0)
@@ -108,7 +110,7 @@ CASES = [
 def test_training_is_bit_identical_with_pauses_and_without(scenario: str, mode: str) -> None:
     told, _, lengths = paused(scenario, mode)
     assert max(lengths) < HOLD_S + 2.0
-    plain = undisturbed(scenario, 140)
+    plain = undisturbed(scenario)
     assert told.same_as(plain) >= 100
 
 
@@ -130,7 +132,7 @@ def test_the_real_benchmarks_leave_training_as_it_was() -> None:
         job.stop()
         told = Told(job)
         assert all(rank["status"]["faults"] == {} for rank in told.ranks)
-    assert told.same_as(undisturbed("ddp", 140)) >= 100
+    assert told.same_as(undisturbed("ddp")) >= 100
 
 
 @pytest.mark.timeout(120)
@@ -216,7 +218,7 @@ def test_parts_are_killed_or_stopped_in_a_pause_and_training_goes_on() -> None:
         told = Told(job)
         assert told.longest_s() < LONGEST_S
         assert all(rank["status"]["faults"] == {} for rank in told.ranks)
-    assert told.same_as(undisturbed("ddp", 200)) >= 200
+    assert told.same_as(undisturbed("ddp")) >= 200
 
 
 @pytest.mark.slow

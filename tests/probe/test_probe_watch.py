@@ -14,7 +14,7 @@ from tests.probe.made_journal import HEALTHY_S, Made, link, verdict
 
 from failslow.probe import ProbeSpec
 from failslow.probe.job import Place
-from failslow.probe.run import Progress, Stop, _Watch
+from failslow.probe.run import Progress, Stop, _await_journal, _entries, _Watch
 
 
 @dataclass
@@ -148,3 +148,15 @@ def test_progress_is_what_the_journal_says_so_far(tmp_path: Path) -> None:
     assert 0 < first.iterations < last.iterations == 40
     assert last.train_s == pytest.approx(2.0 + 4.0, rel=0.02)
     assert last.iteration_s == pytest.approx(2 * HEALTHY_S, rel=0.03)
+
+
+def test_a_journal_that_cannot_be_read_costs_progress_but_no_probe(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.mkdir()
+    told: list[Progress] = []
+    job = FakeJob(path, states("running", "ended"), reason="time")
+    watch = _Watch(job, Stop(), lambda now: told.append(replace(now)))  # type: ignore[arg-type]
+    assert watch.run() == ("done", "")
+    assert [(now.note, now.iterations) for now in told] == [("starting", 0)]
+    assert _entries(path) == []
+    _await_journal(path, 0.2, Stop())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -45,6 +45,11 @@ class Reading:
     """Share of the fastest sample's time that something else took."""
     at_least: bool = False
     """It was cut off: it would have taken longer."""
+
+    def times(self, factor: float) -> Reading:
+        """The same, had everything taken so much longer."""
+        low_s = None if self.low_s is None else self.low_s * factor
+        return replace(self, value_s=self.value_s * factor, low_s=low_s)
 
     @property
     def log(self) -> float:

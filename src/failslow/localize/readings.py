@@ -7,7 +7,7 @@ failed, or of an unknown rank is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,11 @@ class GemmReading:
     """Share of that time a quota held it..."""
     stopped: float = 0.0
     """...and in which it neither ran nor waited."""
+
+    @property
+    def run_share(self) -> float:
+        """What quota and signals left to it."""
+        return 1.0 - self.held - self.stopped
 
     @property
     def is_held(self) -> bool:
@@ -160,15 +165,26 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
 
 
 def merge_runs(readings: Iterable[GemmReading]) -> dict[int, GemmReading]:
-    """One a rank: of several rounds the faster, and the one in which it waited less."""
-    best: dict[int, GemmReading] = {}
+    """One a rank, of several rounds: the faster, and the one in which it waited less.
+
+    What a quota or signals took in every round is no accident of one of them: it is averaged.
+    """
+    rounds: dict[int, list[GemmReading]] = {}
     for reading in readings:
-        known = best.setdefault(reading.rank, reading)
-        faster = min(known, reading, key=lambda r: r.device.value_s)
-        waits = [r.waiting for r in (known, reading) if r.waiting is not None]
-        waiting = min(waits, key=lambda w: w.value_s) if waits else None
-        best[reading.rank] = replace(faster, waiting=waiting)
-    return best
+        rounds.setdefault(reading.rank, []).append(reading)
+    return {rank: _merged(several) for rank, several in rounds.items()}
+
+
+def _merged(rounds: Sequence[GemmReading]) -> GemmReading:
+    waits = [r.waiting for r in rounds if r.waiting is not None]
+    waiting = min(waits, key=lambda w: w.value_s) if waits else None
+    if not all(r.is_held for r in rounds):
+        return replace(min(rounds, key=lambda r: r.device.value_s), waiting=waiting)
+    fastest = min(rounds, key=lambda r: r.device.value_s * r.run_share)
+    held = sum(r.held for r in rounds) / len(rounds)
+    stopped = sum(r.stopped for r in rounds) / len(rounds)
+    merged = replace(fastest, held=held, stopped=stopped, waiting=waiting)
+    return replace(merged, device=fastest.device.times(fastest.run_share / merged.run_share))
 
 
 def merge_checks(readings: Iterable[HostReading]) -> list[HostReading]:
