@@ -122,7 +122,7 @@ class Feed(ABC):
         self._warming = False
         self._suspicion = self._episode = False
         self._next_try = 0
-        self._base = self._slow_level = 0.0
+        self._base = self._slow_level = self._last_slow = 0.0
         self._level_from = 0
         self._earlier: list[tuple[float, float]] = []
 
@@ -168,12 +168,17 @@ class Feed(ABC):
         if done in _EARLY_GRID or done % GRID == 0:
             self._renew_level()
 
+    def _set_slow_level(self, excess: float) -> None:
+        self._slow_level = excess
+        if excess >= self._slow:
+            self._last_slow = excess
+
     def _renew_level(self) -> None:
         """At a grid point: take the healthy records since the last one into level and noise."""
         if self._episode:
             first = self._history.values(self._level_from, self._level_from + _SETTLED)
             if len(first):  # else long gone from the history, and known since
-                self._slow_level = float(np.median(first)) - self._base
+                self._set_slow_level(float(np.median(first)) - self._base)
             self._settle_low(_SETTLED)
         elif self._level is None:
             values = self._history.values(self._start, self._count)

@@ -165,7 +165,8 @@ class Detector(Feed):
             return True
         first = self._slow_since(stretch, base)
         self._suspicion, self._episode = False, True
-        self._base, self._slow_level, self._level_from = base, stretch.median, first
+        self._base, self._level_from = base, first
+        self._set_slow_level(stretch.median)
         self._say(
             "onset",
             first,
@@ -257,8 +258,9 @@ class Detector(Feed):
         # healthy ends and slow begins half-way between 5 % and 10 %, however slow it was
         first = locate_fall(excess, self._slow + self._healthy, 0.0)
         stretch = self._measure(begin + first, excess[first:], self._base, self._level.noise)
-        # an episode may have eased to a level that is hardly slow; relief must stay possible
-        above = max(self._slow_level, self._slow) - stretch.median
+        # an episode may have eased to a level that is hardly slow; relief must stay possible, and
+        # the fall is from where it was last a fail-slow: that it has left there is proved
+        above = max(self._last_slow, self._slow) - stretch.median
         if not (
             stretch.median < self._healthy
             and self._rules.lasting(stretch, self._base)
@@ -314,5 +316,5 @@ class Detector(Feed):
         if stretch.first - self._level_from >= MIN_SLOW:
             self._say("level", stretch.first, stretch.median, now=now, base=self._base)
             self._level_from = stretch.first
-        self._slow_level = stretch.median
+        self._set_slow_level(stretch.median)
         return True
