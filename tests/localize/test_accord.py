@@ -116,3 +116,14 @@ def test_without_a_suspect_a_host_needs_a_cause_where_there_is_telemetry() -> No
     assert kept((waited,), suspects(suspect("compute", 2))) == ["host b"]
     assert kept((replace(waited, evidence=()),), suspects(everyone=True)) == ["host b"]
     assert kept((replace(waited, cause="CPU contention"),), suspects(everyone=True)) == ["host b"]
+
+
+@pytest.mark.parametrize(("measured", "is_named"), [(1.11, False), (1.3, True)])
+def test_what_all_feel_alike_is_blamed_on_nobody_without_a_measurement(
+    measured: float, is_named: bool
+) -> None:
+    finding = replace(DEVICE, slowdown=measured)
+    own = dict.fromkeys(range(4), 1.3)
+    verdict = Verdict(episode="e1", findings=(finding,))
+    found = accord(verdict, suspects(everyone=True), slowdown=1.3, own=own)
+    assert [f.key for f in found.findings] == (["device rank 2"] if is_named else [])

@@ -39,7 +39,7 @@ def accord(
     kept, left = [], []
     for finding in verdict.findings:
         felt = _felt(finding, own or {})
-        if felt.slowdown >= _SLOW and _accused(felt, diagnosis, slowdown):
+        if felt.slowdown >= _SLOW and _accused(finding, felt, diagnosis, slowdown):
             kept.append(felt)
         else:
             left.append(finding)
@@ -59,11 +59,13 @@ def _felt(finding: Finding, own: Mapping[int, float]) -> Finding:
     return replace(finding, slowdown=max(times))
 
 
-def _accused(finding: Finding, diagnosis: Diagnosis, slowdown: float) -> bool:
+def _accused(finding: Finding, felt: Finding, diagnosis: Diagnosis, slowdown: float) -> bool:
     if diagnosis.everyone or not diagnosis.suspects:
         if finding.what == "host" and finding.evidence and not finding.cause:
             return False  # it waited for a moment, and its telemetry knows of no contention
-        return finding.slowdown >= 1.0 + _SHARE * (slowdown - 1.0)
+        # what all feel alike proves nothing of one of them: it must have been measured as well
+        sure = min(finding.slowdown, felt.slowdown)
+        return sure >= 1.0 + _SHARE * (slowdown - 1.0)
     return any(_matches(finding, suspect) for suspect in diagnosis.suspects)
 
 
