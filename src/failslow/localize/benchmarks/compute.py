@@ -46,7 +46,9 @@ def gemm(
     generator = torch.Generator(device=device).manual_seed(size)
     # random numbers: a device draws less power, and throttles less, on constants
     one, two = (
-        torch.rand((size, size), generator=generator, device=device).sub_(0.5).to(kind)
+        torch.rand((size, size), generator=generator, device=device, dtype=torch.float32)
+        .sub_(0.5)
+        .to(kind)
         for _ in range(2)
     )
     out = torch.empty((size, size), dtype=kind, device=device)

@@ -81,7 +81,7 @@ class _Run:
     ) -> list[dict[str, Any]]:
         helper = Helper("failslow-benchmarks")
         try:
-            with _untouched(self.device):
+            with _own_settings(self.device):
                 self._drain(helper)
                 try:
                     self.meeting = Meeting(
@@ -220,28 +220,18 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _untouched(device: torch.device) -> Iterator[None]:
-    """What the trainer has set is as it was afterwards, and does not change our benchmarks."""
-    generators = [torch.default_generator]
-    on_cuda = device.type == "cuda"
-    if on_cuda:
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    try:
-        with contextlib.ExitStack() as stack:
-            if on_cuda:
-                stack.enter_context(torch.cuda.device(device))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-            torch.set_default_dtype(torch.float32)
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+def _own_settings(device: torch.device) -> Iterator[None]:
+    """What the trainer has set does not change our benchmarks.
+
+    All of it is of this thread: a script left behind must not change training that goes on. So the
+    benchmarks have generators and types of their own, too.
+    """
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
 
 
 def _device(device: torch.device | str | None) -> torch.device:
