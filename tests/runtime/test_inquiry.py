@@ -289,6 +289,17 @@ def test_a_long_fault_is_looked_at_again_and_ever_more_seldom() -> None:
     assert times[2] - times[1] > 1.5 * (times[1] - times[0])
 
 
+def test_a_fault_longer_than_the_hour_s_pauses_is_looked_at_again_later() -> None:
+    job = inquired(recheck_s=60.0, pauses_per_hour=6)
+    job.story()
+    began_t = job.now_s
+    job.iterate(33_000, HEALTHY_S, slow=1.4, culprit=2)
+    assert job.now_s - began_t > 4500.0
+    tried = [(e.t, e.record["ok"]) for e in job.said("validation") if e.record["why"] == "suspects"]
+    assert not all(ok for _, ok in tried), "the hour's pauses were spent in between"
+    assert max(t for t, ok in tried if ok) - began_t > 3600.0
+
+
 def test_reports_without_sense_cost_a_line_and_nothing_else() -> None:
     job = inquired()
     for topic, body in (

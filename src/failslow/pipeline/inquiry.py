@@ -28,7 +28,7 @@ from failslow.localize.profile import diagnose
 from failslow.localize.profile_wire import read_profile_body
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.wording import described, proved
-from failslow.records import Diagnosis, Finding, RankProfile, SteerMode, Verdict
+from failslow.records import Diagnosis, RankProfile, SteerMode, Verdict
 
 __all__ = ["Inquiry"]
 
@@ -75,7 +75,6 @@ class _Case:
     """Verdicts in a row that found nothing..."""
     judged: Diagnosis | None = None
     """...and the diagnosis the last one was on."""
-    findings: tuple[Finding, ...] = ()
 
     @property
     def collect_s(self) -> float:
@@ -362,6 +361,8 @@ class Inquiry:
             case.failures += 1
             if case.failures < _RETRIES:
                 case.due_s = now_s + _RETRY_S * 2 ** (case.failures - 1)
+            elif case.recheck_s:  # it was paused before: the hour's pauses may be spent
+                case.due_s = now_s + _MAX_RECHECK_S
         return [Say(f"training was not paused for the {why}: {reason}")]
 
     def _prove(self, now_s: float) -> list[Instruction]:
@@ -386,8 +387,7 @@ class Inquiry:
         if case.diagnosis is not None:
             verdict = accord(verdict, case.diagnosis, slowdown=case.slowdown, own=self._own())
         findings = verdict.findings
-        case.findings = findings
-        case.judged = case.diagnosis
+        case.judged, case.failures = case.diagnosis, 0
         case.empty = 0 if findings else case.empty + 1
         if findings or case.recheck_s:
             # culprits that are well now are looked at no more often than slow ones: pauses are few
