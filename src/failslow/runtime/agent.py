@@ -65,7 +65,8 @@ _NO_TOKEN = (
 class Agent:
     """The loop's body; `turn` does what is due.
 
-    worker: who brought the agent up; it stays at least as long as that process lives.
+    worker: who brought the agent up; it stays at least as long as that process lives. since_t:
+    epoch seconds; older orders were another agent's, and the bus may keep them for minutes.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Agent:
         blind_after_s: float,
         metrics: Metrics | None = None,
         duties: Sequence[Duty] = (),
+        since_t: float = 0.0,
     ) -> None:
+        self._since_t = since_t
         self._node, self._worker, self._session = node, worker, session
         self._watch, self._bus, self._journal, self._metrics = watch, bus, journal, metrics
         self._blind_after_s = blind_after_s
@@ -112,6 +115,8 @@ class Agent:
     def _do_duties(self, now_s: float) -> None:
         workers = self._watch.workers
         for message in self._bus.poll(ORDERS):
+            if message.sent_s < self._since_t:
+                continue  # to move or stop a job twice would be worse than not at all
             order = decode_order(message.payload)
             duty = self._duties.get(order.topic) if order is not None else None
             if order is not None and duty is not None and order.node in ("", self._node):
@@ -207,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--worker", required=True)
     parser.add_argument("--launch", required=True)
     options = parser.parse_args(argv)
-    environ = os.environ
+    environ, since_t = os.environ, time.time()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -259,6 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 record_s=telemetry.record_s,
             ),
         ],
+        since_t=since_t,
     )
     server = metrics.serve() if metrics is not None else None
     step_back = StepBack(time.monotonic())
