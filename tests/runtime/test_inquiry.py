@@ -293,7 +293,7 @@ def test_a_fault_longer_than_the_hour_s_pauses_is_looked_at_again_later() -> Non
     job = inquired(recheck_s=60.0, pauses_per_hour=6)
     job.story()
     began_t = job.now_s
-    job.iterate(33_000, HEALTHY_S, slow=1.4, culprit=2)
+    job.iterate(9500, HEALTHY_S, slow=5.0, culprit=2)  # so slow that an hour is not too many
     assert job.now_s - began_t > 4500.0
     tried = [(e.t, e.record["ok"]) for e in job.said("validation") if e.record["why"] == "suspects"]
     assert not all(ok for _, ok in tried), "the hour's pauses were spent in between"

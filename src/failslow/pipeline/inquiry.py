@@ -288,6 +288,8 @@ class Inquiry:
         diagnosis = case.diagnosis
         stages = script.plan(diagnosis, self._places(), self._settings())
         if not stages:
+            if case.recheck_s:  # there was before: agents may be silent for a moment
+                case.due_s = now_s + case.recheck_s
             return [Say("nothing to put to the proof: " + described(diagnosis))]
         self._windows = {}
         body = {"since_t": case.onset_t - _BEFORE_S, "until_t": now_s}
