@@ -90,6 +90,8 @@ class Verdict:
     episode: str
     """Id of the episode it explains."""
     findings: tuple[Finding, ...] = ()
+    well: tuple[str, ...] = ()
+    """`Finding.key` of what was measured and is as fast as it should be."""
     step: int | None = None
     """Iteration at whose boundary training was paused."""
     pause_s: float = 0.0
@@ -152,13 +154,14 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done; only the field of its level is filled."""
+    """What is to be done; only the fields of its level are filled."""
 
     level: Rung
     predicted_slowdown: float
     """Iteration time under the plan over the healthy one, the culprits being as slow as now."""
     microbatches: tuple[int, ...] = ()
-    """S2 (and S1, which restores the even split): micro-batches of each replica."""
+    """S2 (and S1, which restores the even split; at S3 with the places): micro-batches of each
+    replica."""
     placement: tuple[int, ...] = ()
     """S3: the worker (rank) at each position."""
     evict: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from tests.decide.policed import LEVELS, Job
 from failslow.decide.events import Event, Pace, Relieved, Tick
 from failslow.decide.levels import LayoutPlanner
 from failslow.decide.policy import Policy
-from failslow.records import Command, CulpritPace, JobFacts, Outcome
+from failslow.records import Command, CulpritPace, Decision, JobFacts, Outcome, Rung
 from failslow.stats.survival import SurvivalCurve
 
 
@@ -182,6 +182,124 @@ def test_person_may_order_what_the_mode_would_not_do() -> None:
     assert decision.apply
 
 
+def test_what_a_person_ordered_is_undone_in_whatever_mode() -> None:
+    job = Job(mode="advise", redistribute_cost_s=100.0, relief_hold_s=30.0)
+    job.slow(0.0)
+    job.at(1.0, verdict(device(1)))
+    job.at(2.0, Command(order="S2"))
+    job.done(3.0, "S2", slowdown=1.2)
+    job.at(100.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    (decision,) = job.at(130.0, Tick())
+    assert (decision.action, decision.level, decision.apply) == ("restore", "S1", True)
+    assert job.policy.waiting
+    assert (job.policy.level, job.policy.applied) == ("S1", "S2")  # the account is open
+    failed = Outcome(episode="e1", level="S1", ok=False, cost_s=0.1, error="busy")
+    assert job.at(131.0, failed) == []
+    (decision,) = job.at(161.0, Tick())
+    assert decision.apply
+    job.done(162.0, "S1")
+    assert job.policy.in_force.microbatches == (8, 8)
+    assert job.policy.applied == "S1"
+    assert job.at(1e4, Tick()) == []
+
+
+def test_advice_that_nobody_followed_needs_no_undoing() -> None:
+    job = Job(mode="advise", relief_hold_s=30.0)
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    job.at(20.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    (decision,) = job.at(50.0, Tick())
+    assert (decision.action, decision.apply) == ("restore", False)
+
+
+_UNANSWERED = "the job's coordinator did not answer"
+
+
+def _unanswered(job: Job, now_s: float, level: Rung) -> list[Decision]:
+    failed = Outcome(episode="e1", level=level, ok=False, cost_s=0.0, error=_UNANSWERED)
+    return job.at(now_s, failed)
+
+
+def _late(job: Job, now_s: float, decision: Decision) -> list[Decision]:
+    outcome = Outcome(episode="e1", level=decision.level, ok=True, cost_s=0.5)
+    new = job.policy.late(decision, outcome, now_s)
+    job.decisions += new
+    return new
+
+
+def test_a_plan_carried_out_late_is_in_force_and_its_failure_none() -> None:
+    job = Job(max_failures=2, allow_restart=False)
+    job.slow(0.0)
+    (first,) = job.at(10.0, verdict(device(1)))
+    (again,) = _unanswered(job, 70.0, "S2")
+    assert again.level == "S2"
+    assert _late(job, 71.0, first) == []  # the second one is on its way
+    assert job.policy.waiting
+    assert job.policy.in_force.microbatches == (5, 11)
+    assert (job.policy.applied, job.policy.level) == ("S2", "S2")
+    _unanswered(job, 130.0, "S2")
+    assert job.policy.applied == "S2"  # what the first one did still holds
+    assert job.policy.in_force.microbatches == (5, 11)
+
+
+def test_a_plan_carried_out_after_its_fault_is_taken_back() -> None:
+    job = Job(Shares({"S2": 0.8}), max_failures=1, relief_hold_s=30.0)
+    job.slow(0.0)
+    (first,) = job.at(10.0, verdict(device(1)))
+    _unanswered(job, 70.0, "S2")
+    job.at(80.0, Relieved(episode="e1", lost_s=40.0))
+    (back,) = _late(job, 90.0, first)
+    assert (back.action, back.level, back.apply) == ("restore", "S1", True)
+    assert "carried out late" in back.reason
+    # should that fail, there is a wait before it is tried again
+    failed = Outcome(episode="e1", level="S1", ok=False, cost_s=0.1, error="busy")
+    assert job.at(91.0, failed) == []
+    assert job.policy.due_s() == pytest.approx(121.0)
+    (back,) = job.at(121.0, Tick())
+    assert back.apply
+    assert job.done(122.0, "S1") == []
+    assert job.policy.in_force.microbatches == (8, 8)
+    assert job.policy.applied == "S1"
+    assert job.policy.due_s() is None
+
+
+def test_an_even_split_that_came_back_late_leaves_a_fault_that_is_on() -> None:
+    job = Job(Shares({"S2": 0.8}), relief_hold_s=30.0)
+    job.mitigated(slowdown=1.02)
+    job.at(100.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    (back,) = job.at(130.0, Tick())
+    _unanswered(job, 190.0, "S1")
+    job.at(195.0, CulpritPace(key="device rank 1", slowdown=2.0))
+    _late(job, 200.0, back)
+    assert job.policy.applied == "S1"
+    assert job.policy.in_force.microbatches == (8, 8)
+    (again,) = job.slow(210.0, lost_s=60.0)
+    assert (again.action, again.level) == ("escalate", "S2")
+
+
+def test_an_even_split_that_came_back_late_ends_a_fault_that_is_over() -> None:
+    job = Job(relief_hold_s=30.0)
+    job.mitigated(slowdown=1.02)
+    job.at(100.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    (back,) = job.at(130.0, Tick())
+    _unanswered(job, 190.0, "S1")
+    assert _late(job, 200.0, back) == []
+    assert job.policy.in_force.microbatches == (8, 8)
+    assert job.policy.due_s() is None
+    assert _late(job, 201.0, back) == []
+
+
+def test_a_job_saved_late_has_lost_its_host() -> None:
+    job = Job(Shares({"S4": 1.0}), max_failures=1)
+    job.slow(0.0)
+    (saved,) = job.at(5000.0, verdict(device(1)))
+    _unanswered(job, 6000.0, "S4")
+    _late(job, 6100.0, saved)
+    assert job.policy.evictions == 1
+    assert job.policy.applied == "S1"
+    assert not job.policy.waiting
+
+
 def test_order_that_cannot_be_says_why() -> None:
     job = Job(LayoutPlanner(facts(no_redistribution="FSDP shard axis"), settings()))
     job.slow(0.0)
@@ -280,7 +398,9 @@ def test_any_events_give_sane_decisions_and_the_same_ones_again(
                 assert decision.plan is None or decision.plan.level == decision.level
                 assert not decision.apply or decision.plan is not None
                 assert not (decision.apply and waiting and not isinstance(event, Outcome))
-                assert decision.action == "obey" or decision.apply <= (mode == "auto")
+                # a person's order is carried out in any mode, and so is its end
+                told_to = decision.action in ("obey", "restore")
+                assert told_to or decision.apply <= (mode == "auto")
             due_s = job.policy.due_s()
             assert due_s is None or due_s >= now_s
         told.append(job.decisions)

@@ -294,9 +294,11 @@ def hybrid(job: Job) -> Any:
 
 @scenario
 def moving(job: Job) -> Any:
-    """The same, and workers change places twice: their state goes with the position."""
+    """The same, and workers change places twice: state goes with the position, and so does the
+    split that was planned with it; the second takes the even one back."""
     plans: list[tuple[str, dict[str, Any]]] = [
-        ("S3", {"placement": placement}) for placement in ([2, 1, 0, 3], [3, 1, 0, 2])
+        ("S3", {"placement": [3, 1, 0, 2], "microbatches": [6, 10]}),
+        ("S3", {"placement": [2, 1, 0, 3], "microbatches": [8, 8]}),
     ]
     result: dict[str, Any] = {}
     placements: list[tuple[int, ...]] = []
@@ -319,8 +321,12 @@ def moving(job: Job) -> Any:
 
 @scenario
 def stumbling(job: Job) -> Any:
-    """Rank 2 fails in the middle of changing places: all go back, and the next order succeeds."""
-    plans: list[tuple[str, dict[str, Any]]] = [("S3", {"placement": [2, 1, 0, 3]})] * 2
+    """Rank 2 fails in the middle of changing places: all go back, their split too, and the next
+    order, which says nothing of it, succeeds."""
+    plans: list[tuple[str, dict[str, Any]]] = [
+        ("S3", {"placement": [2, 1, 0, 3], "microbatches": [6, 10]}),
+        ("S3", {"placement": [2, 1, 0, 3]}),
+    ]
     result: dict[str, Any] = {}
     for name, wanted in (("even", []), ("steered", plans)):
         trainer = _gpt()

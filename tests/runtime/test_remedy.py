@@ -8,6 +8,7 @@ from typing import Any
 from tests.runtime.scripted import Scripted
 
 from failslow.config import DecideConfig
+from failslow.decide import InForce
 from failslow.pipeline import Order, Report, Tick
 from failslow.records import Finding, JobFacts, Verdict
 
@@ -35,7 +36,7 @@ class Steered(Scripted):
         self.read = len(self.out)
         super().begin(launch, entries)
         if first:
-            self.counts = EVEN
+            self.counts, self.placement = EVEN, (0, 1, 2, 3)
             self.slow = [1.0] * 4
             self.orders: list[Order] = []
             self.restarts: list[Order] = []
@@ -57,9 +58,10 @@ class Steered(Scripted):
                     self.answer(order)
 
     def answer(self, order: Order) -> None:
-        body = order.body
-        if not self.refuses and body["plan"]["microbatches"]:
-            self.counts = tuple(body["plan"]["microbatches"])
+        body, plan = order.body, order.body["plan"]
+        if not self.refuses:  # as `mitigate.steer_apply.Hands` does
+            self.placement = tuple(plan["placement"]) or self.placement
+            self.counts = tuple(plan["microbatches"]) or self.counts
         self.give(
             Report(
                 node="node0",
@@ -84,7 +86,8 @@ class Steered(Scripted):
     def train(self, count: int) -> None:
         """Iterations of 100 ms: 8.5 ms of work a micro-batch and 32 ms of the rest."""
         for _ in range(count):
-            own = [0.0085 * m * slow for m, slow in zip(self.counts, self.slow, strict=True)]
+            at = [self.placement.index(rank) for rank in self.ranks]
+            own = [0.0085 * self.counts[at[rank]] * self.slow[rank] for rank in self.ranks]
             noise = self.random.gauss(1.0, 0.01)
             duration_s = (max(own) + 0.032) * noise
             self.now_s += duration_s
@@ -192,7 +195,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_twice_and_given_up() -> Non
     job.train(2500)
     assert len(job.orders) == 2
     errors = {e.record.error for e in job.said("outcome")}
-    assert errors == {"the job's coordinator did not answer within 60 s"}
+    assert errors == {"the job's coordinator did not answer within 61 s"}
 
 
 def test_a_refusal_is_believed() -> None:
@@ -356,3 +359,207 @@ def test_what_workers_tell_of_their_micro_batches_outranks_their_time_outside_of
     job.slow[2] = 1.0
     train(100)
     assert job.counts == EVEN
+
+
+def congested(job: Steered) -> str:
+    """S2 for a slow device, then S3 for a slow link too; the link's key."""
+    job.facts(no_topology_change="", dp_s=0.03)
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+    job.train(60)
+    assert job.counts[2] < 8
+    link = Finding(what="link", slowdown=6.0, ranks=(), host="a", peer_host="b")
+    told(job, findings=(link,))
+    job.give(Report(node="cli", topic="act", body={"order": "S3"}))
+    return link.key
+
+
+def told(job: Steered, **about: Any) -> None:
+    verdict = Verdict(episode=job.pipeline.episode or "", **about)
+    job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
+    job.obey()
+
+
+def in_force(job: Steered) -> InForce:
+    return job.pipeline.remedy._policy.in_force
+
+
+def test_places_and_the_split_planned_with_them_are_in_force_at_the_trainer() -> None:
+    job = steered(relief_hold_s=3.0)
+    congested(job)
+    order = job.orders[-1].body
+    assert order["level"] == "S3"
+    assert sum(order["plan"]["microbatches"]) == MICROBATCHES
+    assert job.placement != (0, 1, 2, 3)
+    assert in_force(job) == InForce(microbatches=job.counts, placement=job.placement)
+    # the slow worker has fewer at its new place
+    assert job.counts[job.placement.index(2)] == min(job.counts) < 8
+    job.slow[2] = 1.0
+    job.train(200)
+    assert in_force(job) == InForce(microbatches=job.counts, placement=job.placement)
+
+
+def test_only_what_a_pause_measured_and_found_fast_is_well() -> None:
+    job = steered(relief_hold_s=3.0)
+    key = congested(job)
+    job.slow[2] = 1.0
+    for _ in range(5):
+        told(job)  # a pause that did not get as far as this link
+        job.train(60)
+    assert levels(job)[-1] != ("restore", "S1")
+    told(job, well=("link b>a", "device rank 0"))
+    job.train(60)
+    account = job.pipeline.remedy._policy._account
+    assert account is not None
+    assert key in account.findings
+    told(job, well=(key,))
+    job.train(60)
+    assert levels(job)[-1] == ("restore", "S1")
+    assert job.counts == EVEN
+
+
+def test_a_plan_carried_out_after_it_was_given_up_is_known_to_be_in_force() -> None:
+    job = steered()
+    job.answers = False
+    job.facts()
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+    job.train(2500)
+    assert [e.record.ok for e in job.said("outcome")] == [False, False]
+    job.answers = True
+    job.answer(job.orders[0])
+    assert job.counts[2] < 8
+    assert in_force(job).microbatches == job.counts
+    assert job.pipeline.remedy.holding
+    job.answer(job.orders[0])  # once is enough
+    assert len([e for e in job.said("outcome") if e.record.ok]) == 1
+    job.train(60)
+    assert levels(job) == [("escalate", "S2")] * 2 + [("stay", "S1")]
+    job.slow[2] = 1.0
+    job.train(200)
+    assert job.counts == EVEN
+    assert levels(job)[-1] == ("restore", "S1")
+
+
+def test_a_checkpoint_may_take_its_time_and_the_restart_follows_however_late() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0)
+    job.answers = False
+    slow_host(job)
+    job.accuse(2, 2.0)
+    job.accuse(2, 2.0)
+    job.train(5)
+    job.wait(600.0)  # the job is being saved
+    assert job.said("outcome") == []
+    job.wait(1300.0)
+    assert [e.record.ok for e in job.said("outcome")] == [False]
+    job.answer(job.orders[0])
+    (order,) = job.restarts
+    assert order.body["evict"] == ["node1"]
+    assert order.body["why"] == "device rank 2 x2.00"
+    assert job.pipeline.remedy.evictions == 1
+    assert job.said("outcome")[-1].record.ok
+
+
+def test_a_coordinator_hears_of_an_order_between_two_iterations_only() -> None:
+    job = steered()
+    job.answers = False
+    job.facts()
+    job.train(100)
+    job.slow[2] = 900.0  # iterations of a minute
+    job.train(40)
+    job.accuse(2, 900.0)
+    job.train(3)
+    assert job.said("outcome") == []
+    job.train(8)
+    assert not job.said("outcome")[0].record.ok
+
+
+def test_what_an_order_without_an_answer_did_is_taken_back_by_a_new_controller() -> None:
+    job = steered()
+    job.facts()
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.answers = False
+    job.accuse(2, 2.0)
+    job.train(5)
+    (ordered,) = job.orders
+    job.begin("launch-1", job.journal)  # killed before the answer came
+    assert [(o.body["id"], o.body["level"]) for o in job.orders] == [(1, "S2"), (2, "S1")]
+    job.answers = True
+    for order in (ordered, job.orders[1]):
+        job.answer(order)
+    assert job.counts == EVEN
+    assert in_force(job).microbatches == EVEN
+    job.train(60)
+    job.accuse(2, 2.0)
+    job.train(60)
+    assert in_force(job).microbatches == job.counts != EVEN
+    assert len({order.body["id"] for order in job.orders}) == len(job.orders)
+
+
+def test_a_change_of_places_is_known_to_a_new_controller_until_the_workers_are_others() -> None:
+    job = steered()
+    congested(job)
+    job.train(60)
+    moved = job.placement
+    assert moved != (0, 1, 2, 3)
+    job.begin("launch-1", job.journal)
+    assert in_force(job) == InForce(microbatches=EVEN, placement=moved)
+    assert job.counts == EVEN
+    job.out += job.pipeline.finish(job.now_s)
+    job.counts, job.placement = EVEN, (0, 1, 2, 3)
+    for _ in range(2):  # killed once more
+        job.begin("launch-1", job.journal)
+        assert in_force(job) == InForce(microbatches=EVEN, placement=(0, 1, 2, 3))
+
+
+def test_what_must_not_be_lost_is_in_the_end_of_the_journal() -> None:
+    job = steered()
+    congested(job)
+    done_s = job.now_s
+    job.train(900)
+    tail = [entry for entry in job.journal if entry.t > done_s + 20.0]
+    assert not any(entry.kind == "outcome" for entry in tail)
+    job.begin("launch-1", tail)
+    assert job.pipeline.remedy.facts is not None
+    assert in_force(job).placement == job.placement != (0, 1, 2, 3)
+    assert job.counts == EVEN
+    ids = [order.body["id"] for order in job.orders]
+    assert ids == sorted(set(ids))
+
+
+def test_an_order_without_an_answer_is_not_forgotten_over_what_is_repeated() -> None:
+    job = steered()
+    job.facts(no_topology_change="")
+    job.train(900)
+    begun_s = job.now_s
+    job.slow[2] = 2.0
+    job.train(40)
+    job.answers = False
+    job.accuse(2, 2.0)
+    job.wait(70.0)
+    tail = [entry for entry in job.journal if entry.t > begun_s]
+    assert [e.kind for e in tail if e.kind == "jobfacts"] == ["jobfacts"]
+    job.begin("launch-1", tail)
+    assert job.orders[-1].body["level"] == "S1"
+    assert list(job.orders[-1].body["plan"]["microbatches"]) == list(EVEN)
+
+
+def test_hosts_given_up_long_ago_are_counted() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0, max_evictions=1)
+    slow_host(job)
+    job.accuse(2, 2.0)
+    job.accuse(2, 2.0)
+    job.train(5)
+    assert job.pipeline.remedy.evictions == 1
+    job.train(400)
+    for launch in ("launch-1", "launch-2", "launch-3"):
+        tail = job.journal[-500:]
+        assert not any(e.kind == "action" and "evict" in e.record for e in tail)
+        job.begin(launch, tail)
+        assert job.pipeline.remedy.evictions == 1

@@ -50,6 +50,8 @@ class Account:
     seen: dict[str, int] = field(default_factory=dict)
     """Verdicts that named each culprit."""
     well_since: dict[str, float] = field(default_factory=dict)
+    restore_s: float = 0.0
+    """From when on a plan whose culprits are all forgiven may be taken back (again)."""
     level: Rung = "S1"
     """What was decided last."""
     applied: Rung = "S1"

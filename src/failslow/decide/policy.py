@@ -102,6 +102,34 @@ class Policy:
             self._learn(event)
         return self._consider()
 
+    def late(self, decision: Decision, outcome: Outcome, now_s: float) -> list[Decision]:
+        """A plan was carried out after all that had been given up as not answered.
+
+        What is in force is in force, whatever has been decided since: a decision that is being
+        carried out goes on, a fault that is over has its plan taken back.
+        """
+        account = self._account
+        if outcome.level == "S1" and (account is None or account.rested):
+            self._take(decision.plan)
+            return []
+        account = self._present(decision.episode, now_s)
+        account.advance(now_s)
+        account.spent_s += outcome.cost_s
+        account.restore_s = account.now_s
+        account.failures[outcome.level] = max(0, account.failures.get(outcome.level, 0) - 1)
+        if outcome.level == "S4":
+            account.pending = None  # the job it was for has ended
+        if outcome.level == "S1" and not account.findings.keys() <= account.well_since.keys():
+            # slow again meanwhile: the fault goes on, and nothing is done about it any more
+            self._take(decision.plan)
+            account.level = account.applied = "S1"
+            account.left, account.changed = None, True
+        else:
+            self._done(account, outcome, decision)
+        if account.pending is not None:
+            account.level = account.pending.level
+        return self._consider()
+
     def due_s(self) -> float | None:
         """When, all else equal, a `Tick` would lead to a decision; None when it would not."""
         account = self._account
@@ -109,6 +137,8 @@ class Policy:
             return None
         times = [since + account.hold_s for since in account.well_since.values()]
         times = [time for time in times if time > account.now_s]
+        if not account.findings and account.applied != "S1":
+            times.append(max(account.now_s, account.restore_s))
         if not account.left_alone and account.loss_rate > 0.0:
             pays_s = [a.pays_from_s for a in account.assessments.values()]
             pay_times = [account.began_s + after_s for after_s in pays_s if after_s is not None]
@@ -189,14 +219,11 @@ class Policy:
             account.failures[outcome.level] = account.failures.get(outcome.level, 0) + 1
         # a restore that failed is tried again after as long a wait
         account.well_since = dict.fromkeys(account.well_since, account.now_s)
+        account.restore_s = account.now_s + account.hold_s
 
     def _done(self, account: Account, outcome: Outcome, decision: Decision) -> None:
         plan = decision.plan
-        if plan is not None:
-            self.in_force = InForce(
-                microbatches=plan.microbatches or self.in_force.microbatches,
-                placement=plan.placement or self.in_force.placement,
-            )
+        self._take(plan)
         if outcome.level in ("S1", "S4"):
             if outcome.level == "S4" and plan is not None:
                 self.costs.learn_cost("S4", outcome.cost_s)
@@ -210,6 +237,14 @@ class Policy:
         account.slowdown = self._appraiser.promise(account, outcome.level)
         account.measured, account.left = False, None
         account.changed = True
+
+    def _take(self, plan: Plan | None) -> None:
+        """The job runs by `plan` now."""
+        if plan is not None:
+            self.in_force = InForce(
+                microbatches=plan.microbatches or self.in_force.microbatches,
+                placement=plan.placement or self.in_force.placement,
+            )
 
     def _obey(self, command: Command) -> list[Decision]:
         account = self._account
@@ -248,7 +283,8 @@ class Policy:
         if well:
             account.forgive(well)
         if not account.findings:
-            return []
+            due = account.applied != "S1" and account.now_s >= account.restore_s - SLACK_S
+            return self._restore(account) if due else []
         self._appraiser.look(account, self.in_force, self.evictions)
         if account.left_alone:
             return []
@@ -267,13 +303,16 @@ class Policy:
             return []  # nothing was done; the job's own relief ends it
         even = self._planner.initial().microbatches
         reason = f"{_names(account)} has been well for {account.hold_s:.4g} s"
+        if not account.findings:
+            reason = f"{account.applied} was carried out late, and nothing is slow any more"
         if self.in_force.microbatches == even:
             reason += "; nothing is to be undone"
             decision = self._decision(account, "restore", "S1", reason)
         else:
             plan = Plan(level="S1", predicted_slowdown=1.0, microbatches=even)
             reason += "; the even split is restored"
-            decision = self._act(account, "restore", "S1", plan, reason)
+            # what is in force was carried out, perhaps by a person's order: so is its end
+            decision = self._act(account, "restore", "S1", plan, reason, apply=True)
         if not decision.apply:
             account.rest()
         return [decision]

@@ -81,9 +81,12 @@ def judge(
     if not findings:
         notes.insert(0, _nothing(case, links))
     findings.sort(key=lambda finding: -finding.slowdown)
+    # at the reference nothing was known to be slow that could be well again
+    well = (*case.well(findings), *links.well(case.results)) if episode else ()
     return Verdict(
         episode=episode,
         findings=tuple(findings),
+        well=well,
         step=step,
         pause_s=pause_s,
         note="; ".join(notes),
@@ -114,6 +117,10 @@ class _Case:
     notes: list[str] = field(default_factory=list)
     devices_measured: int = 0
     hosts_measured: int = 0
+    fast_devices: set[int] = field(default_factory=set)
+    """Workers whose matrix products take no longer than they should..."""
+    fast_hosts: set[str] = field(default_factory=set)
+    """...and nodes of which that holds for all that was measured."""
 
     def computing(self) -> list[Finding]:
         """Devices and hosts."""
@@ -134,6 +141,12 @@ class _Case:
                 for rank, c in compared.items()
                 if c.is_slow and (c.ratio >= self._least(rank, these[rank]))
             }
+            self.fast_devices |= {
+                rank
+                for rank, c in compared.items()
+                if not c.is_slow
+                and c.ratio <= max(self.settings.device.peers, self._least(rank, these[rank]))
+            }
             together += self._together(device_now, device_before)
             shares = {rank: r.waiting for rank, r in these.items() if r.waiting}
             shares_before = {rank: r.waiting for rank, r in those.items() if r.waiting}
@@ -147,6 +160,14 @@ class _Case:
         nodes = dict.fromkeys(self.places[r].node for r in (*now, *hosts))
         for node in nodes:
             findings += self._node(node, now, slow, waiting, hosts)
+        for node in nodes:
+            ranks = {rank for rank, place in self.places.items() if place.node == node}
+            tested = ranks & now.keys()
+            # no check of this host where others were checked: it was not asked
+            checked = not hosts or bool(ranks & hosts.keys())
+            slow_checks = any(hosts.get(rank) for rank in ranks)
+            if checked and not slow_checks and tested and tested <= self.fast_devices - {*waiting}:
+                self.fast_hosts.add(node)
         for finding in findings:
             if all(is_cpu(self.places[rank].device) for rank in finding.ranks):
                 for rank in finding.ranks:
@@ -155,6 +176,14 @@ class _Case:
                     if rank in now and now[rank].is_held:
                         self.held_workers.add(rank)
         return findings
+
+    def well(self, findings: Sequence[Finding]) -> list[str]:
+        """Keys of the devices and hosts that were measured and are as fast as they should be."""
+        named = {finding.key for finding in findings}
+        devices, hosts = sorted(self.fast_devices), sorted(self.fast_hosts)
+        fast = [Finding(what="device", slowdown=1.0, ranks=(rank,)).key for rank in devices]
+        fast += [Finding(what="host", slowdown=1.0, ranks=(), host=node).key for node in hosts]
+        return [key for key in fast if key not in named]
 
     def _least(self, rank: int, reading: GemmReading) -> float:
         """The ratio below which a device is not named."""

@@ -37,10 +37,11 @@ _ECHO = 0.4
 """A link whose way back is slower by x carries its acknowledgements late, and may look slow by
 x to this power, from..."""
 _ECHO_FROM = 8.0
+_NOTHING = Reading(0.0)
 
 
 class LinkJudge:
-    """Judges once: `findings`, then `measured` and `notes`."""
+    """Judges once: `findings`, then `measured`, `notes` and `well`."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class LinkJudge:
         self._limits = limits
         self._slow_workers = slow_workers
         self._held_workers = held_workers
+        self._judged: dict[Link, tuple[int, Compared]] = {}
 
     def findings(self, results: Iterable[Result], reference: Iterable[Result]) -> list[Finding]:
         """Slow links and cards."""
@@ -69,9 +71,53 @@ class LinkJudge:
             those = [r for r in before if self._is_inside(r) == inside]
             judged = self._judge(these, those)
             self.measured += len(judged)
+            self._judged |= judged
             found += self._resolve(judged, these)
         self._say_unmeasured(results, now)
         return found
+
+    def well(self, results: Iterable[Result]) -> list[str]:
+        """Keys of the links and cards that were measured and are as fast as they should be.
+
+        A link at the largest size that was tried on it; a card if one link of it is, for a slow
+        card makes all of its links slow.
+        """
+        fast: dict[Link, bool] = {}
+        for link, size in self._tried(results).items():
+            judged_at, compared = self._judged.get(link, (0, None))
+            fast[link] = (
+                compared is not None
+                and judged_at >= size
+                and not compared.is_slow
+                and compared.ratio <= self._limits.peers
+            )
+        links: dict[str, list[bool]] = {}
+        cards: dict[str, dict[End, bool]] = {}
+        for (source, target), is_fast in fast.items():
+            links.setdefault(_key(source[0], target[0]), []).append(is_fast)
+            if source[2] < 0:
+                for end, key in ((source, _key(source[0], "")), (target, _key("", target[0]))):
+                    known = cards.setdefault(key, {})
+                    known[end] = known.get(end, False) or is_fast
+        found = [key for key, each in links.items() if all(each)]
+        return found + [key for key, each in cards.items() if all(each.values())]
+
+    def _tried(self, results: Iterable[Result]) -> dict[Link, int]:
+        """The largest size that was to be sent over each link, whatever came of it."""
+        tried: dict[Link, int] = {}
+        for result in results:
+            sender, receiver, size = (result.get(k) for k in ("rank", "peer", "size_bytes"))
+            if result.get("do") != "p2p" or not isinstance(size, int):
+                continue
+            if not isinstance(sender, int) or not isinstance(receiver, int):
+                continue
+            if {sender, receiver} <= self._places.keys():
+                mark = LinkReading(
+                    sender=sender, receiver=receiver, size_bytes=size, reading=_NOTHING
+                )
+                link = self._link(mark)
+                tried[link] = max(size, tried.get(link, 0))
+        return tried
 
     def _is_inside(self, reading: LinkReading) -> bool:
         return self._places[reading.sender].node == self._places[reading.receiver].node
@@ -211,6 +257,10 @@ class LinkJudge:
         for error, pairs in failed.items():
             links = ", ".join(dict.fromkeys(pairs))
             self.notes.append(f"transfers of ranks {links} not measured: {error}")
+
+
+def _key(host: str, peer_host: str) -> str:
+    return Finding(what="link", slowdown=1.0, ranks=(), host=host, peer_host=peer_host).key
 
 
 def _is_of(culprit: Culprit[End], link: Link) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -33,10 +34,55 @@ def exchange_switch(model: nn.Module | None) -> Callable[[bool], None] | None:
     return wrapped.set_requires_all_reduce if isinstance(wrapped, FSDPModule) else None
 
 
+class _DeviceTimes:
+    """Two moments in a CUDA device's own queue, where its work is slow to begin and not waited for.
+
+    The clock of this process would only tell how long handing the work over takes.
+    """
+
+    __slots__ = ("_begin", "_end")
+
+    def __init__(self) -> None:
+        self._begin = _event()
+        self._end: Any = None
+
+    def end(self) -> None:
+        """The device has been given all that is to be timed."""
+        self._end = _event()
+
+    @property
+    def seconds(self) -> float | None:
+        """Between the two; None until the device has come so far: it is not waited for."""
+        if self._begin is None or self._end is None:
+            return None
+        try:
+            if not self._end.query():
+                return None
+            return float(self._begin.elapsed_time(self._end)) / 1e3
+        except RuntimeError:  # a pace less, not a step
+            return None
+
+
+def _on_device() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _event() -> Any:
+    """An event at the end of what the device has been given; None where there can be none."""
+    try:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+    except RuntimeError:
+        return None
+    return event
+
+
 class Share:
     """Micro-batches of one replica in one step. Iterate over it, or take `indices`."""
 
-    __slots__ = ("_switch", "ends_s", "indices", "replicas", "scale", "size", "step")
+    __slots__ = ("_device", "_switch", "ends_s", "indices", "replicas", "scale", "size", "step")
 
     def __init__(
         self,
@@ -58,6 +104,8 @@ class Share:
         """`replicas` where gradients are averaged over replicas, 1 where they are summed."""
         self.ends_s: list[float] = []
         """When iterating began, and when each micro-batch of it ended (CLOCK_MONOTONIC)."""
+        self._device: _DeviceTimes | None = None
+        """The same by the device; None where this process uses none."""
         self._switch = switch
 
     @property
@@ -85,19 +133,28 @@ class Share:
         coordinator was given the model: so replicas may differ in their number."""
         switch, last, clock = self._switch, self.indices.stop - 1, time.monotonic
         self.ends_s = ends_s = [clock()]
+        self._device = device = _DeviceTimes() if _on_device() else None
         try:
             for index in self.indices:
                 if switch is not None:
                     switch(index == last)
                 yield index
                 ends_s.append(clock())
+                if device is not None and index == last - 1:
+                    device.end()
         finally:
             if switch is not None:
                 switch(True)
 
     @property
     def microbatch_s(self) -> float | None:
-        """Seconds a micro-batch took, the last one left out; None where that is not known."""
+        """Seconds a micro-batch took, the last one left out; None where that is not known.
+
+        On a CUDA device it is known once the device has come so far, after the next step at best.
+        """
         if len(self.ends_s) < 3:
             return None
+        if self._device is not None:
+            seconds = self._device.seconds
+            return None if seconds is None else seconds / (self.count - 1)
         return (self.ends_s[-2] - self.ends_s[0]) / (len(self.ends_s) - 2)

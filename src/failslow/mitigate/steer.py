@@ -73,6 +73,7 @@ class Steering:
         self._answers: deque[dict[str, Any]] = deque(maxlen=64)
         self._facts_s = self._pace_s = -1e9
         self._paces: deque[float] = deque(maxlen=64)
+        self._behind: Share | None = None
 
     @property
     def facts(self) -> JobFacts:
@@ -117,8 +118,9 @@ class Steering:
             sys.stderr.write(f"failslow: a letter could not be sent: {error!r}\n")
 
     def ended(self, share: Share) -> None:
-        """A step is over."""
-        pace_s = share.microbatch_s
+        """A step is over. A device may be behind: it is asked for the step before this one."""
+        told, self._behind = self._behind, share
+        pace_s = None if told is None else told.microbatch_s
         if pace_s is not None:
             self._paces.append(pace_s)
 

@@ -81,17 +81,20 @@ class Hands:
     def problem(self, plan: Plan) -> tuple[str, bool]:
         """(why the plan cannot be carried out, "" if it can; whether it never can)."""
         if plan.level in ("S1", "S2"):
-            counts = plan.microbatches
-            if self.no_redistribution and max(counts, default=0) - min(counts, default=0) > 1:
-                return self.no_redistribution, True
-            return self.split.problem(counts, self.most), False
+            return self._split_problem(plan.microbatches)
         if plan.level == "S3":
             if self.no_topology_change:
                 return self.no_topology_change, True
             if sorted(plan.placement) != sorted(self.placement):
                 return f"{list(plan.placement)} is no placement of the job's ranks", False
-            return "", False
+            # what forbids a split does not forbid changing places
+            return self._split_problem(plan.microbatches)[0] if plan.microbatches else "", False
         return self.no_restart, bool(self.no_restart)
+
+    def _split_problem(self, counts: Sequence[int]) -> tuple[str, bool]:
+        if self.no_redistribution and max(counts, default=0) - min(counts, default=0) > 1:
+            return self.no_redistribution, True
+        return self.split.problem(counts, self.most), False
 
     def prepare(self, plan: Plan, step: int) -> None:
         """Get ready for the plan before `step`. What it raises is a "no"."""
@@ -99,7 +102,7 @@ class Hands:
         if plan.level in ("S1", "S2"):
             self._prepare_split(plan.microbatches)
         elif plan.level == "S3":
-            self._prepare_move(plan.placement)
+            self._prepare_move(plan.placement, plan.microbatches)
         else:
             self._prepare_restart(step)
 
@@ -123,9 +126,12 @@ class Hands:
         self._commit, self._undo = commit, undo
         self.build(new.counts[self.place.replica])
 
-    def _prepare_move(self, placement: tuple[int, ...]) -> None:
+    def _prepare_move(self, placement: tuple[int, ...], counts: Sequence[int]) -> None:
+        """Move, and be ready for the split that goes with the new places; () it stays."""
         if self._state is None or self._move is None:
             raise PlanError(self.no_topology_change)
+        split = Split(counts=tuple(counts), least=self.split.least) if counts else self.split
+        place = Place.at(placement.index(dist.get_rank()), self.place.grid)
         now, state, moved_to = self.placement, self._state(), self._move
         # a move's traffic is none of the training's
         with hook.quiet(), transfer_group(limit_s=self._limit_s) as group:
@@ -143,12 +149,12 @@ class Hands:
             moved_to(now, state)
 
         def commit() -> None:
-            self.placement = placement
-            self.place = Place.at(placement.index(dist.get_rank()), self.place.grid)
+            self.placement, self.place, self.split = placement, place, split
 
         self._commit, self._undo = commit, undo
         self._built = None
         moved_to(placement, moved.state)
+        self.build(split.counts[place.replica])
 
     def _prepare_restart(self, step: int) -> None:
         if self._checkpoint is None:

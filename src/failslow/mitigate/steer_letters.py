@@ -10,7 +10,8 @@ facts are `JobFacts`, outcome an `Outcome`, both with all their fields. facts co
 again once the healthy iteration time is known, and then unchanged every half minute: `ranks` is who
 was where at the start.
 pace comes from every rank, about once a second while it iterates over its share: seconds a
-micro-batch takes it, its last one of the step left out, as gradients are exchanged in it.
+micro-batch takes it, its last one of the step left out, as gradients are exchanged in it. Where
+CUDA is in use it is by the device's own clock, or there is none.
 """
 
 from __future__ import annotations

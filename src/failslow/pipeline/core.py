@@ -180,6 +180,7 @@ class Pipeline:
         out += self.remedy.tick(now_s)
         if now_s - self._alive_s >= _ALIVE_S:
             out.append(self._controller("alive", now_s, ""))
+            out += self.remedy.standing(now_s)
         return out
 
     def _close(self, now_s: float, *, thorough: bool = False) -> list[Instruction]:
@@ -298,6 +299,7 @@ class Pipeline:
             "event": event,
             "launch": self._launch,
             "healthy_s": self.healthy_iteration_s,
+            "evicted": self.remedy.evictions,
             "message": message,
         }
         return Write(kind="health", record=record, t=now_s)
@@ -308,11 +310,7 @@ class Pipeline:
         """Begin; `entries` is the journal's end: what it says of this launch is gone on from."""
         entries = list(entries)
         # hosts given up stay so over every start of the job
-        self.remedy.evictions = sum(
-            len(entry.record.get("evict", ()))
-            for entry in entries
-            if entry.kind == "action" and isinstance(entry.record, dict)
-        )
+        self.remedy.evictions = _evicted(entries)
         past = read_past(entries, self._launch)
         if past is None:
             return [self._controller("started", now_s, "watching begins")]
@@ -326,7 +324,7 @@ class Pipeline:
                 step=entry.record.step,
                 end_t=entry.t,
             )
-        resumed = self.remedy.resume(past.facts, past.plan)
+        resumed = self.remedy.resume(past, now_s)
         self.inquiry.restore(past.reference, past.profiles.values(), past.pauses)
         blind_s = max(0.0, now_s - past.last_t)
         text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
@@ -340,6 +338,20 @@ class Pipeline:
         elif past.episode is not None:
             self._episodes.rename(str(past.episode.tags.get("id", "")))
         return out
+
+
+def _evicted(entries: Iterable[JournalEntry]) -> int:
+    """Hosts given up in all starts of the job: as last told, and what has come since."""
+    count = 0
+    for entry in entries:
+        record = entry.record
+        if not isinstance(record, dict):
+            continue
+        if record.get("what") == "controller" and isinstance(record.get("evicted"), int):
+            count = record["evicted"]
+        elif entry.kind == "action":
+            count += len(record.get("evict", ()))
+    return count
 
 
 def _is_unasked(report: Report) -> bool:

@@ -9,12 +9,12 @@ In: journal entries, oldest first. Out: a `Past`, or None when the launch is not
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from failslow.journal import JournalEntry
-from failslow.records import Decision, Episode, JobFacts, Outcome, Plan, RankProfile, StepSample
+from failslow.records import Decision, Episode, JobFacts, Outcome, RankProfile, StepSample
 
 __all__ = ["Past", "read_past"]
 
@@ -37,15 +37,23 @@ class Past:
     last_t: float = 0.0
     facts: JobFacts | None = None
     """What the job's coordinator said of it."""
-    plan: Plan | None = None
-    """What was carried out last of S1, S2 and S3."""
+    microbatches: tuple[int, ...] = ()
+    """As they were split last, and..."""
+    placement: tuple[int, ...] = ()
+    """...the worker at each position; () as at the start."""
+    unanswered: dict[int, tuple[Decision, Mapping[str, Any]]] = field(default_factory=dict)
+    """Orders of which nobody said what became of them, and their journal lines."""
+    next_id: int = 1
+    """Of orders."""
     reference: list[dict[str, Any]] = field(default_factory=list)
     """Results of the benchmarks in healthy times."""
     profiles: dict[int, RankProfile] = field(default_factory=dict)
     """How each worker's calls went in healthy times."""
     pauses: list[tuple[float, float, bool]] = field(default_factory=list)
     """When training was paused, for how many seconds, and whether the budget counts it."""
-    _decided: Plan | None = None
+    _decided: Decision | None = None
+    _settled: int = 0
+    """The latest order that was carried out."""
 
     def telling_steps(self) -> list[JournalEntry]:
         """The last iterations that the detector needs to know what it knew, episode included."""
@@ -72,18 +80,54 @@ class Past:
             if not entry.tags.get("episode"):
                 self.profiles[entry.record.rank] = entry.record
         elif isinstance(entry.record, JobFacts):
-            self.facts, self.plan = entry.record, None
+            self._learn(entry.record)
         elif isinstance(entry.record, Decision):
-            self._decided = entry.record.plan if entry.record.apply else self._decided
-        elif isinstance(entry.record, Outcome) and self._decided is not None:
-            if entry.record.ok and entry.record.level == self._decided.level:
-                self.plan = self._decided
+            self._decided = entry.record if entry.record.apply else self._decided
+        elif isinstance(entry.record, Outcome):
+            self._answer(entry.record, entry.tags.get("id"))
+        elif entry.kind == "action" and isinstance(entry.record, dict):
+            self._act(entry.record)
         elif entry.kind == "validation" and isinstance(entry.record, dict):
             refers, pause_s = entry.record.get("why") == "reference", entry.record.get("pause_s")
             if isinstance(pause_s, (int, float)):
                 self.pauses.append((entry.t, float(pause_s), not refers))
             ok = refers and entry.record.get("ok")
             self.reference = list(entry.record.get("results", ())) if ok else self.reference
+
+    def begin_anew(self) -> None:
+        """The workers are others: as at the start."""
+        self.microbatches = self.placement = ()
+        self.unanswered = {}
+
+    def _learn(self, facts: JobFacts) -> None:
+        """They are repeated now and then; others are of another trainer."""
+        known, self.facts = self.facts, facts
+        if known is not None and replace(known, iteration_s=facts.iteration_s) != facts:
+            self.begin_anew()
+
+    def _act(self, record: Mapping[str, Any]) -> None:
+        if record.get("what") == "standing":
+            self.microbatches = tuple(record.get("microbatches", ()))
+            self.placement = tuple(record.get("placement", ()))
+            self.next_id = max(self.next_id, int(record.get("next_id", 1)))
+        number = record.get("id")
+        if record.get("what") == "ordered" and isinstance(number, int):
+            self.next_id = max(self.next_id, number + 1)
+            if self._decided is not None:
+                self.unanswered[number] = (self._decided, record)
+
+    def _answer(self, outcome: Outcome, number: Any) -> None:
+        """number: the order's; without it nobody answered, or it was measured afterwards."""
+        if not isinstance(number, int) or number not in self.unanswered:
+            return
+        plan = self.unanswered.pop(number)[0].plan
+        if not outcome.ok or plan is None or number < self._settled:
+            return
+        self._settled = number
+        self.microbatches = plan.microbatches or self.microbatches
+        self.placement = plan.placement or self.placement
+        if outcome.level == "S4":
+            self.microbatches = self.placement = ()
 
 
 def read_past(entries: Iterable[JournalEntry], launch: str) -> Past | None:
@@ -95,6 +139,8 @@ def read_past(entries: Iterable[JournalEntry], launch: str) -> Past | None:
             if record.get("launch") != launch:
                 past, ours = Past(), False
                 continue
+            if past.ended:
+                past.begin_anew()
             ours, past.ended = True, record.get("event") == "ended"
         past.take(entry)
     return past if ours else None

@@ -27,6 +27,8 @@ from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
 from failslow.errors import PlanError
 from failslow.localize.calibrate import calibrate
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
+from failslow.pipeline.orders import Ordered, answer_limit_s, nodes_of, said
+from failslow.pipeline.past import Past
 from failslow.pipeline.series import JobStep, Worker
 from failslow.records import (
     Command,
@@ -43,7 +45,10 @@ from failslow.records import (
 __all__ = ["Remedy"]
 
 _PACE_EVERY_S = 0.5
-_ANSWER_S = 60.0
+_STANDING_S = 60.0
+_STANDING_RANKS_PER_S = 50
+"""How often what must not be lost is repeated in the journal: the facts of a large job are long."""
+_MOST_UNANSWERED = 64
 _SETTLE = 2
 """Iterations after a change that are slow because of it: groups, caches, pipelines fill."""
 _MEASURED = 10
@@ -68,9 +73,16 @@ class Remedy:
         self.facts: JobFacts | None = None
         self._initial = InForce()
         self._policy = self._make_policy(None, 0)
-        self._asked: tuple[int, Decision, float] | None = None
-        """The order that is being carried out: its id, its decision, when it was given."""
+        self._asked: Ordered | None = None
+        """The order that is being carried out."""
+        self._unanswered: dict[int, Ordered] = {}
+        """Those before it that were given up, by their ids: they may be carried out yet."""
+        self._settled = 0
+        """The latest order that was carried out: what is in force is not of one before it."""
         self._next_id = 1
+        self._step_s = 0.0
+        """What an iteration takes."""
+        self._standing_s: float | None = None
         self._findings: dict[str, Finding] = {}
         self._own_s: dict[int, float] = {}
         """Healthy own seconds per iteration of each worker, with the even split."""
@@ -98,26 +110,56 @@ class Remedy:
     def evictions(self, count: int) -> None:
         self._policy.evictions = count
 
-    def resume(self, facts: JobFacts | None, plan: Plan | None) -> list[Instruction]:
-        """Another controller knew these facts and had this plan carried out.
+    def resume(self, past: Past, now_s: float) -> list[Instruction]:
+        """Another controller of this launch knew of the job what `past` says.
 
-        Its split is taken back, since the culprits it was for are not known here: if they are
-        still slow they are found again. Workers that changed places stay where they are.
+        A split that is in force, or may be by an order nobody answered, is taken back, since the
+        culprits it was for are not known here: if they are still slow they are found again.
+        Workers that changed places stay where they are, unless they were started again since.
         """
-        if facts is None:
+        self._next_id = max(self._next_id, past.next_id)
+        if past.facts is None:
             return []
         with suppress(PlanError):
-            self._policy, self.facts = self._make_policy(facts, self.evictions), facts
-        if plan is None or self.facts is None:
+            self._policy, self.facts = self._make_policy(past.facts, self.evictions), past.facts
+        if self.facts is None:
             return []
-        even, placement = self._initial.microbatches, plan.placement or self._initial.placement
+        even, at_start = self._initial.microbatches, self._initial.placement
+        placement = at_start if past.ended else past.placement or at_start
         self._policy.in_force = InForce(microbatches=even, placement=placement)
-        if not plan.microbatches or plan.microbatches == even:
+        splits = [past.microbatches]
+        for number, (decision, line) in past.unanswered.items():
+            splits.append(decision.plan.microbatches if decision.plan is not None else ())
+            if not past.ended:
+                self._unanswered[number] = Ordered(
+                    number=number,
+                    decision=decision,
+                    asked_s=now_s,
+                    limit_s=0.0,
+                    nodes=tuple(map(str, line.get("nodes", ()))),
+                    why=str(line.get("why", "")),
+                )
+        if all(split in ((), even) for split in splits):
             return []
         number, self._next_id = self._next_id, self._next_id + 1
         back = Plan(level="S1", predicted_slowdown=1.0, microbatches=even)
         body = {"id": number, "level": "S1", "episode": "", "plan": asdict(back)}
         return [Order(topic="steer", body=body), Say("the even split is restored")]
+
+    def standing(self, now_s: float) -> list[Instruction]:
+        """Now and then: what one that goes on must know, which only reads the journal's end."""
+        facts, force = self.facts, self._policy.in_force
+        every_s = max(_STANDING_S, len(force.placement) / _STANDING_RANKS_PER_S)
+        if self._standing_s is not None and now_s - self._standing_s < every_s:
+            return []
+        self._standing_s = now_s
+        if facts is None:
+            return []
+        record = {"what": "standing", **asdict(force), "next_id": self._next_id}
+        return [
+            Write(kind="jobfacts", record=facts, t=now_s),
+            Write(kind="action", record=record, t=now_s),
+        ]
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -154,9 +196,8 @@ class Remedy:
         for finding in verdict.findings:
             self._findings[finding.key] = finding
         out = self._decide(verdict, now_s)
-        found = {finding.key for finding in verdict.findings}
-        if self.holding:  # what the same benchmarks do not find any more is well
-            for key in self._findings.keys() - found:
+        if self.holding:  # what was measured again and is not slow any more is well
+            for key in [key for key in self._findings if key in verdict.well]:
                 out += self._decide(CulpritPace(key=key, slowdown=1.0), now_s)
         return out
 
@@ -171,6 +212,7 @@ class Remedy:
         now_s: float,
     ) -> list[Instruction]:
         """An iteration of the job in an episode."""
+        self._step_s = step.sample.duration_s
         out = self._measure(step, healthy_s, now_s)
         if now_s - self._paced_s < _PACE_EVERY_S:
             return out
@@ -212,18 +254,9 @@ class Remedy:
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed."""
-        if self._asked is not None:
-            number, decision, asked_s = self._asked
-            if now_s - asked_s > _ANSWER_S:
-                outcome = Outcome(
-                    episode=decision.episode,
-                    level=decision.level,
-                    ok=False,
-                    cost_s=0.0,
-                    error=f"the job's coordinator did not answer within {_ANSWER_S:g} s",
-                )
-                return self._answer(number, outcome, now_s)
-            return []
+        asked = self._asked
+        if asked is not None:
+            return self._give_up(asked, now_s) if asked.is_overdue(now_s) else []
         due_s = self._policy.due_s()
         return self._decide(Tick(), now_s) if due_s is not None and now_s >= due_s else []
 
@@ -241,13 +274,18 @@ class Remedy:
         evictions = self._policy.evictions
         policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
         self.facts, self._policy, self._asked = facts, policy, None
+        self._unanswered = {}  # of another trainer
+        self._standing_s = now_s
         return [Write(kind="jobfacts", record=facts, t=now_s)]
 
     def _decide(self, event: PolicyEvent, now_s: float) -> list[Instruction]:
+        return self._told(self._policy.update(event, now_s), now_s)
+
+    def _told(self, decisions: Sequence[Decision], now_s: float) -> list[Instruction]:
         out: list[Instruction] = []
-        for decision in self._policy.update(event, now_s):
+        for decision in decisions:
             out.append(Write(kind="decision", record=decision, t=now_s))
-            out.append(Say(_said(decision)))
+            out.append(Say(said(decision)))
             if decision.apply and decision.plan is not None:
                 out += self._carry_out(decision, now_s)
         return out
@@ -255,47 +293,99 @@ class Remedy:
     def _carry_out(self, decision: Decision, now_s: float) -> list[Instruction]:
         assert decision.plan is not None
         number, self._next_id = self._next_id, self._next_id + 1
-        self._asked = (number, decision, now_s)
+        found = tuple(self._findings[key] for key in decision.culprits if key in self._findings)
+        asked = Ordered(
+            number=number,
+            decision=decision,
+            asked_s=now_s,
+            limit_s=answer_limit_s(decision.level, self._step_s),
+            findings=found,
+            nodes=nodes_of(found, self._workers),
+            why=", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in found),
+        )
+        self._asked = asked
         body = {"id": number, "level": decision.level, "episode": decision.episode}
-        record = {"what": "ordered", **body, "plan": decision.plan}
+        record: dict[str, Any] = {"what": "ordered", **body, "plan": decision.plan}
+        if decision.level == "S4":
+            record |= {"nodes": asked.nodes, "why": asked.why}
         return [
             Write(kind="action", record=record, t=now_s),
             Order(topic="steer", body=body | {"plan": asdict(decision.plan)}),
         ]
 
-    def _answer(self, number: Any, outcome: Outcome, now_s: float) -> list[Instruction]:
-        if self._asked is None or number != self._asked[0]:
-            return []  # of an order that was given up, or given before a restart
-        decision, self._asked = self._asked[1], None
-        outcome = replace(outcome, episode=decision.episode, level=decision.level)
-        out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
-        how = f"took {outcome.cost_s:.3g} s" if outcome.ok else f"failed: {outcome.error}"
-        out.append(Say(f"{decision.level} {how}"))
-        if outcome.ok and decision.level == "S4":
-            out += self._restart(number, decision, now_s)
-        self._microbatch_s.clear()
-        self._since = 0
-        self._after_s = [] if outcome.ok and decision.level in ("S2", "S3") else None
+    def _give_up(self, asked: Ordered, now_s: float) -> list[Instruction]:
+        """It was not answered, which does not mean that it is not carried out yet."""
+        self._asked = None
+        self._unanswered[asked.number] = asked
+        for number in [*self._unanswered][:-_MOST_UNANSWERED]:
+            del self._unanswered[number]
+        outcome = Outcome(
+            episode=asked.decision.episode,
+            level=asked.decision.level,
+            ok=False,
+            cost_s=0.0,
+            error=f"the job's coordinator did not answer within {asked.limit_s:.0f} s",
+        )
+        out: list[Instruction] = [
+            Write(kind="outcome", record=outcome, t=now_s),
+            Say(f"{outcome.level} failed: {outcome.error}"),
+        ]
         out += self._decide(outcome, now_s)
-        if not self.holding:
-            self._findings = {}
+        self._begin_anew(outcome)
         return out
 
-    def _restart(self, number: int, decision: Decision, now_s: float) -> list[Instruction]:
+    def _answer(self, number: Any, outcome: Outcome, now_s: float) -> list[Instruction]:
+        asked = self._asked
+        is_late = asked is None or number != asked.number
+        ordered = self._unanswered.pop(number, None) if is_late else asked
+        if ordered is None:
+            return []  # of no order that is known, or answered before
+        decision = ordered.decision
+        outcome = replace(outcome, episode=decision.episode, level=decision.level)
+        after_all = " after all" if is_late else ""
+        how = f"took {outcome.cost_s:.3g} s" if outcome.ok else f"failed: {outcome.error}"
+        out: list[Instruction] = [
+            Write(kind="outcome", record=outcome, t=now_s, tags={"id": number}),
+            Say(f"{decision.level}{after_all} {how}"),
+        ]
+        if is_late and not outcome.ok:
+            return out  # as was thought
+        if outcome.ok and decision.level == "S4":
+            out += self._restart(ordered, now_s)
+            self._asked, self._unanswered = None, {}  # the job they were for has ended
+        elif not is_late:
+            self._asked = None
+        elif ordered.number < self._settled:
+            return out  # something else is in force since
+        if outcome.ok:
+            self._settled = max(self._settled, ordered.number)
+            self._findings |= {f.key: f for f in ordered.findings if f.key not in self._findings}
+        if is_late:
+            out += self._told(self._policy.late(decision, outcome, now_s), now_s)
+        else:
+            out += self._decide(outcome, now_s)
+        self._begin_anew(outcome)
+        return out
+
+    def _begin_anew(self, outcome: Outcome) -> None:
+        """What was measured before an outcome says nothing of the job after it."""
+        self._microbatch_s.clear()
+        self._since = 0
+        self._after_s = [] if outcome.ok and outcome.level in ("S2", "S3") else None
+        if not self.holding:
+            self._findings = {}
+
+    def _restart(self, ordered: Ordered, now_s: float) -> list[Instruction]:
         """The job was saved: have it started again without the culprits' nodes."""
-        found = [self._findings[key] for key in decision.culprits if key in self._findings]
-        # of a link its sending end goes, or the one that receives slowly from everybody
-        ranks = {rank for finding in found for rank in finding.ranks or finding.peer_ranks}
-        evict = sorted({self._workers[rank].node for rank in ranks & self._workers.keys()})
         body = {
-            "id": f"{decision.episode}-{number}",
-            "evict": evict,
-            "why": ", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in found),
+            "id": f"{ordered.decision.episode}-{ordered.number}",
+            "evict": list(ordered.nodes),
+            "why": ordered.why,
         }
         return [
             Write(kind="action", record={"what": "restart", **body}, t=now_s),
             Order(topic="restart", body=body),
-            Say(f"the job is saved and starts again without {', '.join(evict)}"),
+            Say(f"the job is saved and starts again without {', '.join(ordered.nodes)}"),
         ]
 
     def _measure(self, step: JobStep, healthy_s: float | None, now_s: float) -> list[Instruction]:
@@ -303,6 +393,8 @@ class Remedy:
         self._since += 1
         if self._after_s is None or self._since <= _SETTLE or not healthy_s:
             return []
+        if self._asked is not None:
+            return []  # it would pass for the answer
         self._after_s.append(step.sample.duration_s)
         if len(self._after_s) < _MEASURED:
             return []
@@ -356,18 +448,3 @@ class Remedy:
 def _known(body: Mapping[str, Any], cls: Any) -> dict[str, Any]:
     """The fields of `cls` among `body`: a newer trainer may say more."""
     return {f.name: body[f.name] for f in fields(cls) if f.name in body}
-
-
-def _said(decision: Decision) -> str:
-    verb = {"stay": "stays at", "restore": "goes back to"}.get(decision.action, "goes to")
-    if decision.plan is not None and not decision.apply:
-        verb = "would go to"
-    text = f"{verb} {decision.level}: {decision.reason}"
-    plan = decision.plan
-    if plan is not None and plan.microbatches:
-        text += f"; micro-batches {list(plan.microbatches)}"
-    if plan is not None and plan.placement:
-        text += f"; workers {list(plan.placement)}"
-    if plan is not None and plan.evict:
-        text += f"; without {', '.join(plan.evict)}"
-    return text

@@ -1,0 +1,68 @@
+"""One order to the job's Coordinator: how long its answer may take, and what is to follow from it.
+
+In: a `Decision`, its culprits. Out: what must be known once the answer comes, however late:
+
+    Ordered(number=3, decision=decision, asked_s=…, limit_s=61.2, nodes=("gpu-3",), why="…")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from failslow.pipeline.series import Worker
+from failslow.records import Decision, Finding, Rung
+
+__all__ = ["Ordered", "answer_limit_s", "nodes_of", "said"]
+
+_ANSWER_S: Mapping[Rung, float] = {"S1": 60.0, "S2": 60.0, "S3": 420.0, "S4": 1800.0}
+"""A move may take 300 s, the checkpoint of a large model many minutes..."""
+_ANSWER_STEPS = 4
+"""...and the Coordinator hears of an order between two iterations only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """An order that was given."""
+
+    number: int
+    decision: Decision
+    asked_s: float
+    limit_s: float
+    findings: tuple[Finding, ...] = ()
+    """The culprits it is for."""
+    nodes: tuple[str, ...] = ()
+    """S4: where they are."""
+    why: str = ""
+
+    def is_overdue(self, now_s: float) -> bool:
+        """The answer should be here."""
+        return now_s - self.asked_s > self.limit_s
+
+
+def answer_limit_s(level: Rung, iteration_s: float) -> float:
+    """An order not answered within so long counts as not carried out, until it is after all."""
+    return _ANSWER_S[level] + _ANSWER_STEPS * iteration_s
+
+
+def nodes_of(findings: Iterable[Finding], workers: Mapping[int, Worker]) -> tuple[str, ...]:
+    """Where the culprits are: of a link its sending end, or the one that receives slowly from
+    everybody."""
+    ranks = {rank for finding in findings for rank in finding.ranks or finding.peer_ranks}
+    return tuple(sorted({workers[rank].node for rank in ranks & workers.keys()}))
+
+
+def said(decision: Decision) -> str:
+    """A decision in words."""
+    verb = {"stay": "stays at", "restore": "goes back to"}.get(decision.action, "goes to")
+    if decision.plan is not None and not decision.apply:
+        verb = "would go to"
+    text = f"{verb} {decision.level}: {decision.reason}"
+    plan = decision.plan
+    if plan is not None and plan.microbatches:
+        text += f"; micro-batches {list(plan.microbatches)}"
+    if plan is not None and plan.placement:
+        text += f"; workers {list(plan.placement)}"
+    if plan is not None and plan.evict:
+        text += f"; without {', '.join(plan.evict)}"
+    return text

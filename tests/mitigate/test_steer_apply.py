@@ -1,0 +1,121 @@
+"""A change of places and the split planned with it: both are in force, or neither is."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.decide.jobs import facts
+
+from failslow.config import DecideConfig
+from failslow.decide.levels import InForce, LayoutPlanner
+from failslow.mitigate import steer_apply
+from failslow.mitigate.batches import Split
+from failslow.mitigate.grid import Place
+from failslow.mitigate.steer_apply import Hands
+from failslow.records import Finding, Plan
+
+GRID = (1, 4, 1)
+
+
+class Worker:
+    """Rank 1 of four replicas, whose state needs no others to be moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        moved = SimpleNamespace(state="theirs")
+        monkeypatch.setattr(steer_apply, "transfer_group", lambda **_: nullcontext())
+        monkeypatch.setattr(steer_apply, "swap_state", lambda *_, **__: moved)
+        monkeypatch.setattr("torch.distributed.get_rank", lambda *_: 1)
+        self.calls: list[Any] = []
+        self.room = 99
+        self.hands = Hands(
+            Split(counts=(8, 8, 8, 8), least=1),
+            Place.at(1, GRID),
+            most=None,
+            rebuild=self.rebuild,
+            state=lambda: "mine",
+            move=lambda placement, state: self.calls.append((placement, state)),
+            checkpoint=None,
+            limit_s=1.0,
+        )
+
+    def rebuild(self, count: int) -> None:
+        if count > self.room:
+            raise MemoryError("no room")
+        self.calls.append(count)
+
+    @property
+    def in_force(self) -> InForce:
+        return InForce(microbatches=self.hands.split.counts, placement=self.hands.placement)
+
+    def carry_out(self, plan: Plan) -> None:
+        assert self.hands.problem(plan) == ("", False)
+        self.hands.prepare(plan, 10)
+        self.hands.commit()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    return Worker(monkeypatch)
+
+
+def _plan(placement: tuple[int, ...] = (0, 2, 1, 3), microbatches: tuple[int, ...] = ()) -> Plan:
+    return Plan(level="S3", predicted_slowdown=1.1, placement=placement, microbatches=microbatches)
+
+
+def test_what_a_planner_wants_at_s3_is_what_is_in_force_afterwards(worker: Worker) -> None:
+    """S2 for a slow device, S3 for a slow link besides: its split replaces that of S2."""
+    job = facts(pp=1, stage_s=(0.1,), dp_s=0.6)
+    planner = LayoutPlanner(job, DecideConfig())
+    device = Finding(what="device", slowdown=1.6, ranks=(1,), host="gpu-1")
+    split, _, _ = planner.assess((device,), planner.initial())
+    assert split.plan is not None
+    worker.carry_out(split.plan)
+    assert worker.in_force.microbatches == split.plan.microbatches != (8, 8, 8, 8)
+    slow = Finding(what="link", slowdown=6.0, ranks=(), host="gpu-1", peer_host="gpu-2")
+    _, moved, _ = planner.assess((slow,), worker.in_force)
+    plan = moved.plan
+    assert plan is not None
+    worker.carry_out(plan)
+    assert worker.in_force == InForce(microbatches=plan.microbatches, placement=plan.placement)
+    assert worker.in_force.microbatches == (8, 8, 8, 8)
+
+
+def test_the_split_is_that_of_the_replica_at_the_new_place(worker: Worker) -> None:
+    worker.carry_out(_plan(microbatches=(9, 9, 5, 9)))
+    assert worker.hands.place == Place.at(2, GRID)
+    assert worker.calls == [((0, 2, 1, 3), "theirs"), 5]
+    worker.hands.build(5)  # before the step: it has been
+    assert worker.calls[-1:] == [5]
+
+
+def test_places_alone_leave_the_split_as_it_is(worker: Worker) -> None:
+    worker.carry_out(Plan(level="S2", predicted_slowdown=1.1, microbatches=(9, 5, 9, 9)))
+    worker.carry_out(_plan())
+    assert worker.in_force == InForce(microbatches=(9, 5, 9, 9), placement=(0, 2, 1, 3))
+    assert worker.calls == [5, ((0, 2, 1, 3), "theirs"), 9]
+
+
+def test_a_split_that_cannot_be_built_at_the_new_place_takes_the_places_back(
+    worker: Worker,
+) -> None:
+    worker.room = 9
+    with pytest.raises(MemoryError):
+        worker.hands.prepare(_plan(microbatches=(7, 7, 11, 7)), 10)
+    worker.hands.roll_back()
+    assert worker.in_force == InForce(microbatches=(8, 8, 8, 8), placement=(0, 1, 2, 3))
+    assert worker.hands.place == Place.at(1, GRID)
+    assert worker.calls == [((0, 2, 1, 3), "theirs"), ((0, 1, 2, 3), "mine")]
+    worker.hands.build(8)
+    assert worker.calls[-1] == 8
+
+
+def test_a_split_that_cannot_be_is_refused_before_anybody_moves(worker: Worker) -> None:
+    why, never = worker.hands.problem(_plan(microbatches=(9, 9, 9)))
+    assert (why, never) == ("3 counts for 4 replicas", False)
+    worker.hands.no_redistribution = "FSDP shard axis"
+    assert worker.hands.problem(_plan(microbatches=(9, 5, 9, 9))) == ("FSDP shard axis", False)
+    assert worker.hands.problem(_plan(microbatches=(8, 8, 8, 8))) == ("", False)
+    assert worker.calls == []
