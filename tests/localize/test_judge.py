@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -411,3 +412,18 @@ def test_noise_is_measured_by_the_faster_half() -> None:
     assert not any(c.is_slow for c in compare(now, {}, Limits()).values())
     slow = {r: Reading(v.value_s * (1.6 if r < 12 else 1.0)) for r, v in now.items()}
     assert {r for r, c in compare(slow, {}, Limits()).items() if c.is_slow} == set(range(12))
+
+
+def test_results_without_sense_are_left_out() -> None:
+    lab = Lab(workers=job(4), noise=0.02)
+    script = reference_script(lab.workers, WHOLE)
+    odd: list[object] = [[], {}, "x", None, True, -1.0, math.inf]
+    keys = ("rank", "peer", "by", "stage", "size_bytes", "seconds", "median_s", "wall_s", "repeats")
+    good = lab.run(script, Culprits(devices={2: 1.6}))
+    spoilt = [
+        {**result, key: odd[(n + k) % len(odd)]}
+        for n, result in enumerate(good[:40])
+        for k, key in enumerate(keys)
+    ]
+    found = judge([*good, *spoilt], lab.run(script), lab.workers, episode="e")
+    assert ("device", (2,), ()) in named(found)

@@ -135,7 +135,7 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
     """The transfers among the results; those cut off are so marked."""
     results = list(results)
     waited = {  # of the sending side
-        (result.get("stage"), result.get("rank"), result.get("peer")): result.get("waited")
+        _transfer(result, ranks): result.get("waited")
         for result in results
         if result.get("do") == "p2p" and result.get("by") == result.get("rank")
     }
@@ -147,7 +147,7 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
             continue
         if not isinstance(size, int) or size < 1:
             continue
-        theirs = waited.get((result.get("stage"), sender, receiver))
+        theirs = waited.get(_transfer(result, ranks))
         excused = (_positive(result.get("waited")) or 0.0) + (_positive(theirs) or 0.0)
         excused = min(1.0, excused)
         if _typical(result) is not None and (middle_s := _positive(result.get("median_s"))):
@@ -216,7 +216,7 @@ class _Books:
     def reading(self, result: Result) -> Reading:
         """Its own time per product. The fastest sample is stretched as the whole is: a quota may
         leave single products alone."""
-        repeats = max(1, int(result.get("repeats", 1)))
+        repeats = _repeats(result)
         low_s = _positive(result.get("min_s"))
         return Reading(
             self.own_s / repeats,
@@ -253,15 +253,26 @@ def _noise(result: Result) -> float:
     middle_s, spread_s = _positive(result.get("median_s")), _positive(result.get("mad_s"))
     if middle_s is None or spread_s is None:
         return 0.0
-    count = min(_MOST_COUNTED, max(1, int(result.get("repeats", 1))))
+    count = min(_MOST_COUNTED, _repeats(result))
     few = _FEW[count] if count < len(_FEW) else 1.0
     return min(1.0, 1.2533 * 1.4826 * few * spread_s / middle_s / math.sqrt(count))
+
+
+def _repeats(result: Result) -> int:
+    count = result.get("repeats")
+    return max(1, count) if isinstance(count, int) else 1
 
 
 def _positive(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0.0 < value < math.inf else None
+
+
+def _transfer(result: Result, ranks: Container[int]) -> tuple[str, int | None, int | None]:
+    """One of a stage, whoever of its two ends tells of it."""
+    stage = str(result.get("stage"))
+    return stage, _rank(result, "rank", ranks), _rank(result, "peer", ranks)
 
 
 def _rank(result: Result, name: str, ranks: Container[int]) -> int | None:
