@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from failslow.errors import CaptureError
 
-__all__ = ["MAX_LETTER", "OFFSET_ATTENTION", "Mailbox", "mail_path"]
+__all__ = ["MAILBOX_BYTES", "MAX_LETTER", "OFFSET_ATTENTION", "Mailbox", "mail_path"]
 
 _MAGIC: Final = b"FSMAIL01"
 _HEAD: Final = struct.Struct("<II")
@@ -42,7 +42,8 @@ OFFSET_ATTENTION: Final = 64
 _DOWN: Final = (128, 192, 4096, 256 * 1024)
 """Agent to worker: offsets of the bytes written and read so far, of the letters, and their room."""
 _UP: Final = (256, 320, _DOWN[2] + _DOWN[3], 512 * 1024)
-_SIZE: Final = _UP[2] + _UP[3]
+MAILBOX_BYTES: Final = _UP[2] + _UP[3]
+"""What a mailbox takes in the folder of the rings."""
 MAX_LETTER: Final = 128 * 1024
 """Bytes of JSON a letter may have."""
 _KEPT: Final = 64
@@ -82,8 +83,9 @@ class Mailbox:
             unfinished.unlink(missing_ok=True)  # same pid: whoever made it is gone
             handle = os.open(unfinished, flags, 0o600)
             try:
-                os.posix_fallocate(handle, 0, _SIZE)  # a full disk refuses now, not by SIGBUS
-                memory = mmap.mmap(handle, _SIZE)
+                # a full disk refuses now, not by SIGBUS
+                os.posix_fallocate(handle, 0, MAILBOX_BYTES)
+                memory = mmap.mmap(handle, MAILBOX_BYTES)
             finally:
                 os.close(handle)
             memory[: len(_MAGIC)] = _MAGIC
@@ -92,7 +94,7 @@ class Mailbox:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise CaptureError(
-                f"no room for a mailbox of {_SIZE >> 10} KiB at {path}: "
+                f"no room for a mailbox of {MAILBOX_BYTES >> 10} KiB at {path}: "
                 f"{error.strerror or error}; free space there"
             ) from None
         return cls(path, memory, is_worker=True)
@@ -105,7 +107,7 @@ class Mailbox:
                 memory = mmap.mmap(file.fileno(), 0)
         except (OSError, ValueError) as error:
             raise CaptureError(f"{path}: cannot be mapped: {error}") from None
-        if len(memory) != _SIZE or memory[: len(_MAGIC)] != _MAGIC:
+        if len(memory) != MAILBOX_BYTES or memory[: len(_MAGIC)] != _MAGIC:
             raise CaptureError(f"{path}: is no mailbox of failslow; remove it")
         return cls(path, memory, is_worker=False)
 

@@ -25,9 +25,11 @@ from failslow.capture.ring import (
     job_name,
     process_start_ticks,
     remove_stale,
+    ring_bytes,
     ring_capacity,
 )
 from failslow.errors import CaptureError
+from failslow.runtime.supervise import worker_lives
 
 
 def test_only_dead_processes_and_their_earlier_lives_lose_their_rings(tmp_path: Path) -> None:
@@ -227,3 +229,123 @@ def test_the_start_of_a_process_is_known_only_while_it_lives() -> None:
     process.wait()
     assert process_start_ticks(process.pid) is None
     process.communicate()
+
+
+def test_a_name_cut_inside_a_character_is_no_obstacle() -> None:
+    code = (
+        "from pathlib import Path\nname = b'train_' + 'ü'.encode() * 9\n"
+        "Path('/proc/self/comm').write_bytes(name); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(UnicodeDecodeError):
+            Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8")
+        ticks = process_start_ticks(process.pid)
+        assert ticks is not None
+        assert worker_lives(f"{process.pid}-{ticks}")
+        process.kill()
+
+
+def in_a_container(shm_mib: int, code: str, **environ: str) -> str:
+    """What `code` prints where /dev/shm has that size."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    mount = f'mount -t tmpfs -o size={shm_mib}m tmpfs /dev/shm && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], **environ},
+    )
+    if "permission denied" in done.stderr.lower():
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+_RING = """
+from failslow.capture.ring import RingWriter
+from failslow.mailbox import Mailbox
+ring = RingWriter.create(job="j", rank=0, world_size=8, description={})
+mailbox = Mailbox.create(ring.path)
+print(ring.path.parent, ring.path.stat().st_size + mailbox.path.stat().st_size)
+ring.close(), mailbox.remove()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shm_mib", "workers", "named", "taken"),
+    [
+        (64, 8, False, "temp"),  # a container's: data loaders and NCCL need it
+        (64, 1, False, "/dev/shm"),
+        (1024, 8, False, "/dev/shm"),
+        (64, 8, True, "/dev/shm"),  # at somebody's word
+    ],
+)
+def test_a_small_shared_memory_is_left_to_the_training(
+    tmp_path: Path, shm_mib: int, workers: int, named: bool, taken: str
+) -> None:
+    environ = {"LOCAL_WORLD_SIZE": str(workers), "TMPDIR": str(tmp_path)}
+    if named:
+        environ["FAILSLOW_CAPTURE_FOLDER"] = "/dev/shm"
+    folder, size = in_a_container(shm_mib, _RING, **environ).split()
+    assert folder == taken.replace("temp", str(tmp_path))
+    assert int(size) == ring_bytes(1 << 16)
+    check = (
+        "import os; from failslow.runtime.doctor.machine import machine_checks\n"
+        "check = next(iter(machine_checks(os.environ))); print(check.status, check.found)"
+    )
+    told = in_a_container(shm_mib, check, **environ)
+    if taken == "temp":
+        assert told.startswith("warn /dev/shm has 64.0 MiB left")
+        assert "more than a tenth of it" in told
+    else:
+        assert told.startswith("pass /dev/shm has room")
+
+
+def test_a_full_shared_memory_sends_the_run_folder_elsewhere_for_good(tmp_path: Path) -> None:
+    code = """
+import os
+from pathlib import Path
+from failslow.runtime.folder import RunFolder
+filler = Path("/dev/shm/filler")
+try:
+    with filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)) == 4096:
+            pass
+except OSError:
+    pass
+first = RunFolder("job", os.environ)
+first.token(), first.write("address", "tcpstore://127.0.0.1:1")
+filler.unlink()
+print(first.path.parent, RunFolder("job", os.environ).path.parent, os.listdir("/dev/shm"))
+"""
+    assert in_a_container(1, code, TMPDIR=str(tmp_path)) == f"{tmp_path} {tmp_path} []"
+
+
+def test_a_run_folder_in_use_stays_in_use_when_memory_becomes_full(tmp_path: Path) -> None:
+    code = """
+import os
+from pathlib import Path
+from failslow.runtime.folder import RunFolder
+first = RunFolder("job", os.environ)
+token = first.token()
+try:
+    with Path("/dev/shm/filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)) == 4096:
+            pass
+except OSError:
+    pass
+second = RunFolder("job", os.environ)
+print(second.path.parent, second.token() == token)
+try:
+    second.write("address", "x" * 9000)
+except OSError:
+    print(sorted(os.listdir(second.path)))
+"""
+    told = in_a_container(1, code, TMPDIR=str(tmp_path))
+    assert told == "/dev/shm True\n['room', 'token']"

@@ -3,6 +3,8 @@ and the interface as it was afterwards."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -187,6 +189,73 @@ def test_a_namespace_that_is_gone_took_its_limit_along(nothing_left: Callable[[]
     injection.stop()
     assert injection.ended == "it was asked to"
     nothing_left()
+
+
+_HOLD = "import signal; print(flush=True); signal.pause()"
+
+
+@contextmanager
+def _holder(*before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in the network namespace that `before` makes or enters."""
+    words = [*before, sys.executable, "-I", "-S", "-c", _HOLD]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n", "it cannot be made here"
+        process.stdout.close()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _shaping_of(process: subprocess.Popen[bytes]) -> str:
+    path = f"/proc/{process.pid}/ns/net"
+    return run_in(path, "tc", "qdisc", "show", "dev", "lo") + run_in(
+        path, "tc", "class", "show", "dev", "lo"
+    )
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_limit_goes_though_the_process_its_namespace_was_named_by_has_ended(
+    crash: bool, nothing_left: Callable[[], None]
+) -> None:
+    if reason := TestBed.available():
+        pytest.skip(reason)
+    with (
+        _holder("unshare", "--net") as named,
+        _holder("nsenter", f"--net=/proc/{named.pid}/ns/net") as other,
+    ):
+        before = _shaping_of(other)
+        injection = congest(f"pid:{named.pid}", "lo", 50).start()
+        assert "htb" in _shaping_of(other)
+        named.kill()
+        named.wait()
+        if crash:
+            assert injection.guard_pid is not None
+            os.kill(injection.guard_pid, signal.SIGKILL)
+        injection.stop()
+        assert injection.ended == ("its guard was killed" if crash else "it was asked to")
+        assert _shaping_of(other) == before
+    nothing_left()
+
+
+def test_where_nobody_can_tell_whether_the_namespace_is_gone_that_is_said() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("root sees every namespace, and only root can become somebody who does not")
+    code = (
+        "import os, sys; sys.path[:] = sys.argv[1:]\n"
+        "from failslow.errors import InjectError\n"
+        "from failslow.inject.shaping import Shape, remove_shape\n"
+        "shape = Shape('/proc/999999999/ns/net', 1, 'eth0', 'fa15', 'f000', 64000, own_root=True)\n"
+        "remove_shape(shape)\n"  # as root: gone
+        "os.setuid(12345)\n"
+        "try:\n    remove_shape(shape)\n"
+        "except InjectError as error:\n    print(error)\n"
+    )
+    words = [sys.executable, "-S", "-c", code, *sys.path]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("the namespace net:[1] with the limit on eth0 is not found, and ")
 
 
 def test_the_machines_own_network_is_refused_unless_forced() -> None:

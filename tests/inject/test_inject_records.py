@@ -22,6 +22,7 @@ from failslow.inject.shaping import Shape
 from failslow.inject.steps import (
     DissolveGroup,
     EndProcess,
+    HandBack,
     RemoveShape,
     RestoreFile,
     Resume,
@@ -38,6 +39,7 @@ _SHAPE = st.builds(
 )
 _STEP = st.one_of(
     st.builds(RestoreFile, _TEXT, _TEXT),
+    st.builds(HandBack, _TEXT),
     st.builds(DissolveGroup, _TEXT, _TEXT),
     st.builds(RemoveShape, _SHAPE),
     st.builds(EndProcess, _PROCESS),
@@ -120,11 +122,19 @@ def test_a_container_sees_its_part_of_the_tree(tmp_path: Path) -> None:
 class _Promises:
     """A guard that only remembers what it was promised."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: _Promises) -> None:
         self.steps: list[Step] = []
+        self._others = others
 
     def promise(self, step: Step) -> None:
         self.steps.append(step)
+
+    def promised(self, step: Step) -> bool:
+        return any(step in other.steps for other in self._others)
+
+    def undo(self) -> None:
+        while self.steps:
+            self.steps.pop().undo()
 
     def lock(self) -> nullcontext[None]:
         return nullcontext()
@@ -150,7 +160,7 @@ def test_in_version_2_the_controller_is_handed_down_and_members_stay_in_leaves(
 
     path = limit_process(guard, CpuGroup(leaf, 2, root), me, cores=0.5, threads=1)
 
-    handed = RestoreFile(str(parent / "cgroup.subtree_control"), "-cpu")
+    handed = HandBack(str(parent))
     assert (parent / "cgroup.subtree_control").read_text() == "+cpu"
     assert (path / "cpu.max").read_text() == "5000 10000"
     if alone:
@@ -161,6 +171,31 @@ def test_in_version_2_the_controller_is_handed_down_and_members_stay_in_leaves(
         assert (path / "cgroup.procs").read_text() == str(me)
         assert (path / "cpu.weight").read_text() == "100\n"
         assert guard.steps == [handed, DissolveGroup(str(path), str(leaf))]
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_of_two_limits_under_one_group_the_last_takes_the_controller_back(
+    tmp_path: Path, first_ends_first: bool
+) -> None:
+    control = tmp_path / "cgroup.subtree_control"
+    control.write_text("memory\n")
+    leaves = [tmp_path / "a", tmp_path / "b"]
+    for leaf in leaves:
+        leaf.mkdir()
+        (leaf / "cgroup.procs").write_text(f"{os.getpid()}\n")
+        (leaf / "cpu.max").write_text("max 100000\n")
+    first = _Promises()
+    second = _Promises(first)
+    for guard, leaf in zip((first, second), leaves, strict=True):
+        limit_process(guard, CpuGroup(leaf, 2, tmp_path), os.getpid(), cores=0.5, threads=1)
+        control.write_text("cpu memory\n")  # as the kernel shows what was asked of it
+
+    ends, stays = (first, second) if first_ends_first else (second, first)
+    ends.undo()
+    assert control.read_text() == "cpu memory\n"
+    stays.undo()
+    assert control.read_text() == "-cpu"
+    assert [(leaf / "cpu.max").read_text() for leaf in leaves] == ["max 100000", "max 100000"]
 
 
 def test_the_tightest_limit_up_the_tree_counts(tmp_path: Path) -> None:

@@ -96,6 +96,23 @@ def test_a_job_that_is_watched_passes_by_name_and_by_folder(machine: Machine) ->
     assert "healthy at step 19" in checks["journal"].found
 
 
+def test_a_job_is_found_by_its_folder_whatever_its_workers_call_it(machine: Machine) -> None:
+    """`failslow run` names the folder by script and time, torchrun the job by its address."""
+    machine.steps()
+    machine.ring(0)
+    machine.ring(1)
+    machine.part("agent-vm")
+    machine.part("controller")
+    folder = machine.run.rename(machine.run.with_name("train-20260301-142507"))
+    killed = RunFolder("127.0.0.1-29400", machine.environ)  # an earlier start of it
+    for run in (RunFolder(JOB, machine.environ), killed):
+        run.write("journal", str(folder))
+    for named in ("train-20260301-142507", str(folder)):
+        assert {c.name: c.status for c in machine.checks(named).values()} == dict.fromkeys(
+            ("journal", "rings", "agent", "controller"), "pass"
+        )
+
+
 def test_looking_takes_no_lock_away(machine: Machine) -> None:
     machine.ring(0)
     machine.part("controller")

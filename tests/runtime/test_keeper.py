@@ -1,4 +1,4 @@
-"""Who starts the supervisor again where it and the agent were both killed."""
+"""Who starts the supervisor again where it was killed."""
 
 from __future__ import annotations
 
@@ -39,15 +39,25 @@ def kept(tmp_path: Path) -> Kept:
     return Kept(tmp_path)
 
 
-def test_while_supervisor_or_agent_lives_nothing_is_started(kept: Kept) -> None:
-    lock = kept.run.lock("agent-n1")
+def test_an_agent_alone_is_not_enough(kept: Kept) -> None:
+    supervisor, agent = kept.run.lock("supervisor-n1"), kept.run.lock("agent-n1")
+    assert supervisor is not None
+    assert agent is not None
+    assert kept.looks(1) == [False]
+    os.close(supervisor)  # and with it, perhaps, the controller
+    assert kept.looks(2) == [False, True]
+    os.close(agent)
+
+
+def test_while_the_supervisor_lives_nothing_is_started(kept: Kept) -> None:
+    lock = kept.run.lock("supervisor-n1")
     assert lock is not None
     assert not any(kept.looks(50))
     os.close(lock)
 
 
-def test_killed_both_it_is_started_again_and_given_time_to_come_up(kept: Kept) -> None:
-    lock = kept.run.lock("agent-n1")
+def test_killed_it_is_started_again_and_given_time_to_come_up(kept: Kept) -> None:
+    lock = kept.run.lock("supervisor-n1")
     assert lock is not None
     assert kept.looks(1) == [False]
     os.close(lock)  # what a kill does
@@ -59,7 +69,7 @@ def test_killed_both_it_is_started_again_and_given_time_to_come_up(kept: Kept) -
 
 
 def test_one_that_was_told_to_end_is_not_started_again(kept: Kept) -> None:
-    lock = kept.run.lock("agent-n1")
+    lock = kept.run.lock("supervisor-n1")
     assert lock is not None
     kept.keeper.look()
     os.close(lock)
@@ -70,7 +80,7 @@ def test_one_that_was_told_to_end_is_not_started_again(kept: Kept) -> None:
 
 
 def test_a_look_costs_microseconds(kept: Kept) -> None:
-    lock = kept.run.lock("agent-n1")
+    lock = kept.run.lock("supervisor-n1")
     assert lock is not None
     kept.keeper.look()
     took_s = []

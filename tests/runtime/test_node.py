@@ -17,17 +17,19 @@ from tests.transport.servers import until
 from failslow.capture.layout import CALL, NO_GROUP, OPTIMIZER_STEP
 from failslow.capture.ring import RingWriter, find_rings
 from failslow.config import RuntimeConfig, TrackConfig
-from failslow.journal import JournalWriter, read_journal
-from failslow.pipeline import Pipeline
+from failslow.journal import JournalWriter, decode_entry, read_journal
+from failslow.pipeline import Order, Pipeline, Write
 from failslow.records import StepSample
 from failslow.runtime.agent import Agent
 from failslow.runtime.bus import Bus
 from failslow.runtime.controller import Controller, SteadyClock, read_tail
+from failslow.runtime.duties import Duty
 from failslow.runtime.launch import launch
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import NodeWatch
 from failslow.runtime.supervise import worker_lives
 from failslow.runtime.transport import Endpoint, from_url
+from failslow.runtime.wire import NEWS, ORDERS, encode_order
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GONE = f"{2**22 + 1}-1"
@@ -190,6 +192,67 @@ def test_agent_and_controller_carry_iterations_from_rings_to_the_journal(
         -1
     ] == "ended"
     assert not (tmp_path / "agent.jsonl").exists()
+
+
+class Heard(Duty):
+    """Notes its orders."""
+
+    topic = "heard"
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def order(self, order: Order, now_s: float) -> None:
+        del now_s
+        self.ids.append(order.body["id"])
+
+
+def test_an_agent_takes_no_orders_given_before_its_start(
+    environ: Mapping[str, str], tmp_path: Path
+) -> None:
+    url, duty = f"memory://{tmp_path.name}", Heard()
+    controller = connect(url, "controller")
+    controller.publish(ORDERS, encode_order(Order(topic="heard", body={"id": 1})))
+    since_t = time.time()
+    until(lambda: time.time() > since_t, 5.0)
+    agent = Agent(
+        node="n1",
+        worker=GONE,
+        watch=node_watch(environ, []),
+        session=8,
+        bus=Bus(lambda: url, lambda address: connect(address, "n1")),
+        journal=JournalWriter(tmp_path / "agent.jsonl"),
+        blind_after_s=10.0,
+        duties=[duty],
+        since_t=since_t,
+    )
+    controller.publish(ORDERS, encode_order(Order(topic="heard", body={"id": 2})))
+
+    def heard() -> bool:
+        agent.turn(time.monotonic())
+        return bool(duty.ids)
+
+    until(heard)
+    assert duty.ids == [2]
+
+
+def test_a_record_too_large_for_a_message_is_journaled_and_the_next_one_sent(
+    tmp_path: Path,
+) -> None:
+    url = f"memory://{tmp_path.name}"
+    heard = connect(url, "n1")
+    journal = JournalWriter(tmp_path / "journal.jsonl")
+    pipeline = Pipeline(launch="1-1", runtime=RuntimeConfig())
+    controller = Controller(
+        worker=GONE, pipeline=pipeline, endpoint=connect(url, "controller"), journal=journal
+    )
+    heard.poll(NEWS, 0.0)
+    large = {"what": "coverage", "ok": False, "message": "x" * 2_000_000}
+    small = {"what": "bus", "ok": True, "message": "well"}
+    controller._do([Write(kind="health", record=record, t=1.0) for record in (large, small)])
+    assert [len(e.record["message"]) for e in read_journal(journal.path)] == [2_000_000, 4]
+    (message,) = heard.poll(NEWS, 5.0)
+    assert decode_entry(message.payload).record["message"] == "well"
 
 
 def test_a_tail_is_the_end_of_the_journal_over_its_rotation(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -178,24 +181,75 @@ def test_orders_of_an_earlier_run_are_none_of_this_one(tmp_path: Path) -> None:
     assert job.end() == 1
 
 
-@pytest.mark.parametrize("ctrl_c", [False, True])
-def test_signals_reach_the_command_and_end_it_for_good(tmp_path: Path, ctrl_c: bool) -> None:
-    program = (
-        "import os, sys\nfrom pathlib import Path\n"
-        "from failslow.runtime.restart import Supervised\n"
-        "sys.exit(Supervised([sys.executable, '-c', sys.argv[2], sys.argv[1], 'wait'], os.environ,"
-        " folder=Path(sys.argv[1]), node='n', limit=2, say=print).run())"
-    )
+_PROGRAM = (
+    "import os, sys\nfrom pathlib import Path\n"
+    "from failslow.runtime.restart import Supervised\n"
+    "sys.exit(Supervised([sys.executable, '-c', sys.argv[2], sys.argv[1], 'wait'], os.environ,"
+    " folder=Path(sys.argv[1]), node='n', limit=2, say=print).run())"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("alone", [True, False])
+def test_signals_reach_the_command_and_end_it_for_good(
+    tmp_path: Path, number: signal.Signals, alone: bool
+) -> None:
+    """Whether they come to the launcher alone, as from `docker stop`, or to its group."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path), _COUNTED], start_new_session=True
+        [sys.executable, "-c", _PROGRAM, str(tmp_path), _COUNTED], start_new_session=True
     )
     until(lambda: starts(tmp_path) == 1)
-    if ctrl_c:
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        process.send_signal(signal.SIGTERM)
-    assert process.wait(20.0) == 128 + (signal.SIGINT if ctrl_c else signal.SIGTERM)
+    (process.send_signal if alone else partial(os.killpg, process.pid))(number)
+    assert process.wait(20.0) == 128 + number
     assert starts(tmp_path) == 1
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
+    counts = (
+        "import pathlib, signal, sys\nfolder = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGINT, lambda *_: (folder / 'got').open('a').write('x'))\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", _PROGRAM, str(tmp_path), counts + _COUNTED])
+    try:
+        until(lambda: starts(tmp_path) == 1)
+        os.write(terminal, b"\x03")
+        until(lambda: (tmp_path / "got").exists() and (tmp_path / "got").read_text() != "")
+        time.sleep(0.5)  # a second one would come at once
+        (tmp_path / "go").touch()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        assert (tmp_path / "got").read_text() == "x"
+    finally:
+        os.close(terminal)
+
+
+def _quiet(tmp_path: Path) -> Supervised:
+    command = [sys.executable, "-c", _COUNTED, str(tmp_path), "wait"]
+    return Supervised(command, os.environ, folder=tmp_path, node="n", limit=2, say=print)
+
+
+def test_a_signal_before_the_command_is_there_keeps_it_from_starting(tmp_path: Path) -> None:
+    early = _quiet(tmp_path)
+    early._forward(signal.SIGTERM, None)
+    assert early._run() == 128 + signal.SIGTERM
+    assert starts(tmp_path) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_command_is_being_started_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    early, popen = _quiet(tmp_path), subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started = popen(*arguments, **options)
+        until(lambda: starts(tmp_path) == 1)
+        early._forward(number, None)  # it is not yet known here
+        return started
+
+    monkeypatch.setattr("failslow.runtime.restart.subprocess.Popen", start)
+    assert early._run() == 128 + number
 
 
 @pytest.mark.parametrize(

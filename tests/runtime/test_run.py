@@ -8,12 +8,15 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from tests.runtime.watched import TRAIN, clean_environ, watched
 from tests.transport.servers import free_port, until
+
+from failslow.runtime.doctor.running import running_checks
 
 FAILSLOW = str(Path(sys.executable).with_name("failslow"))
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -158,6 +161,11 @@ def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) 
     environ = {"FAILSLOW": "0", "FAILSLOW_METRICS_PORT": str(port)}
     with watched(world=2, command=command, environ=environ) as job:
         job.until(lambda: len(job.steps()) >= 10)
+        here = {"FAILSLOW_CAPTURE_FOLDER": str(job.folder / "rings")}
+        checks = list(running_checks(str(job.folder / "run"), here, now_s=time.time()))
+        assert {c.name: c.status for c in checks} == dict.fromkeys(
+            ("journal", "rings", "agent", "controller"), "pass"
+        ), checks
 
         def metrics() -> str:
             with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

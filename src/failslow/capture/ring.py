@@ -1,7 +1,7 @@
 """The writing end of a ring: a fixed-size file that a training process fills and never blocks on.
 
-In: the values of one record at a time. Out: a file in `/dev/shm` (else the temporary folder),
-laid out as `failslow.capture.layout` says, mode 0600. Standard library only.
+In: the values of one record at a time. Out: a file in `/dev/shm` (where that has little room, in
+the temporary folder), laid out as `failslow.capture.layout` says, mode 0600. Standard library only.
 
     writer = RingWriter.create(job="pretrain7", rank=3, world_size=8, description={})
     writer.append(start_ns, end_ns, wait_ns, size_bytes, call_ns, thread, peer, group_size,
@@ -29,7 +29,7 @@ from typing import Any
 
 from failslow.capture import layout
 from failslow.errors import CaptureError
-from failslow.mailbox import mail_path
+from failslow.mailbox import MAILBOX_BYTES, mail_path
 
 __all__ = [
     "DEFAULT_CAPACITY",
@@ -40,14 +40,19 @@ __all__ = [
     "job_name",
     "process_start_ticks",
     "remove_stale",
+    "ring_bytes",
     "ring_capacity",
     "ring_folders",
+    "why_spared",
 ]
 
 DEFAULT_CAPACITY = 1 << 16
 """Records a ring holds: 4 MiB, 13 s of a job that makes 5,000 calls a second."""
 MAX_CAPACITY = 1 << 22
 GROUPS_CAPACITY = 256 * 1024
+_SHM = Path("/dev/shm")
+_SPARED = 10
+"""Rings take at most this part of what is free there."""
 Append = Callable[
     [int, int, int, int, int, int, int, int, int, int, int, int, int],
     int,
@@ -72,7 +77,33 @@ def ring_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Where rings are made, best first: FAILSLOW_CAPTURE_FOLDER, else /dev/shm, else temp."""
     if environ.get("FAILSLOW_CAPTURE_FOLDER"):
         return (Path(environ["FAILSLOW_CAPTURE_FOLDER"]),)
-    return (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    return (_SHM, Path(tempfile.gettempdir()))
+
+
+def why_spared(folder: Path, size: int, environ: Mapping[str, str] = os.environ) -> str:
+    """Why `size` bytes of rings are too much for /dev/shm; "" where they may be made in `folder`.
+
+    A container often has 64 MiB of it: data loaders and NCCL, which end without room there, need
+    it more than we do. A folder that was named is taken at its word.
+    """
+    if folder != _SHM or environ.get("FAILSLOW_CAPTURE_FOLDER"):
+        return ""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return ""  # whoever makes a file there will be told
+    free = space.f_bavail * space.f_frsize
+    if size * _SPARED <= free or not space.f_blocks:  # a tmpfs without a limit has no blocks
+        return ""
+    return (
+        f"has {free / 2**20:.1f} MiB left, and {size / 2**20:.1f} MiB of rings are more than a "
+        "tenth of it"
+    )
+
+
+def ring_bytes(capacity: int) -> int:
+    """What a worker takes for a ring of `capacity` records and its mailbox."""
+    return layout.GROUPS_OFFSET + GROUPS_CAPACITY + capacity * layout.RECORD.size + MAILBOX_BYTES
 
 
 def ring_capacity(environ: Mapping[str, str] = os.environ) -> int:
@@ -93,11 +124,12 @@ def process_start_ticks(pid: int) -> int | None:
     A pid is used again, a pid with its start time is not. A zombie counts as gone.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        # the name before it may hold anything, half a character too: the kernel cuts it at 15 bytes
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        return None if fields[0] in b"ZXx" else int(fields[19])
+    except (OSError, ValueError, IndexError):
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold anything
-    return None if fields[0] in "ZXx" else int(fields[19])
 
 
 def find_rings(job: str | None = None, environ: Mapping[str, str] = os.environ) -> list[Path]:
@@ -198,8 +230,9 @@ class RingWriter:
     ) -> RingWriter:
         """Make, preallocate and map the file; stale rings of dead jobs are removed first.
 
-        capacity: records, rounded up to a power of two. Raises CaptureError with the reason
-        per folder when none can hold it; nothing is left behind then.
+        capacity: records, rounded up to a power of two. In /dev/shm only where the rings of all
+        this node's workers are a small part of what is free (`why_spared`). Raises CaptureError
+        with the reason per folder when none can hold it; nothing is left behind then.
         """
         capacity = 1 << (capacity - 1).bit_length()
         pid = os.getpid()
@@ -221,15 +254,17 @@ class RingWriter:
         }
         remove_stale(environ)
         reasons = []
+        size, local = ring_bytes(capacity), environ.get("LOCAL_WORLD_SIZE", "")
+        workers = max(1, int(local)) if local.isdecimal() else 1
         for folder in ring_folders(environ):
-            made = cls._create_in(folder, about)
+            made = why_spared(folder, size * workers, environ) or cls._create_in(folder, about)
             if isinstance(made, RingWriter):
                 return made
             reasons.append(f"{folder}: {made}")
-        size = (layout.GROUPS_OFFSET + GROUPS_CAPACITY + capacity * layout.RECORD.size) / 2**20
         raise CaptureError(
-            f"no room for a ring of {size:.1f} MiB ({'; '.join(reasons)}); free space there, "
-            "name another folder in FAILSLOW_CAPTURE_FOLDER, or lower FAILSLOW_CAPTURE_RECORDS"
+            f"no room for a ring of {(size - MAILBOX_BYTES) / 2**20:.1f} MiB "
+            f"({'; '.join(reasons)}); free space there, name another folder in "
+            "FAILSLOW_CAPTURE_FOLDER, or lower FAILSLOW_CAPTURE_RECORDS"
         )
 
     @classmethod

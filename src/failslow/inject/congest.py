@@ -14,7 +14,7 @@ from typing import ClassVar
 from failslow.errors import InjectError
 from failslow.inject.fault import Guarding, refuse_host_network
 from failslow.inject.namespaces import Place
-from failslow.inject.shaping import apply_shape, plan_shape
+from failslow.inject.shaping import apply_shape, keep_namespace, plan_shape
 from failslow.inject.steps import RemoveShape
 
 __all__ = ["Congest"]
@@ -63,6 +63,7 @@ class Congest:
 
     def start(self, guard: Guarding) -> str:
         """Put the limit there. Raises InjectError."""
+        keep_namespace(self.namespace)
         with guard.lock():
             shape = plan_shape(self.namespace, self.interface, dst=self.dst)
             guard.promise(RemoveShape(shape))

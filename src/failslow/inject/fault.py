@@ -25,6 +25,9 @@ class Guarding(Protocol):
     def promise(self, step: Step) -> None:
         """Write down what undoes the change that is made next."""
 
+    def promised(self, step: Step) -> bool:
+        """Whether another injection that is not yet undone has promised the same."""
+
     def lock(self) -> AbstractContextManager[None]:
         """No other injection starts or ends meanwhile."""
 

@@ -81,6 +81,14 @@ class Guard:
         self.record = replace(self.record, steps=(*self.record.steps, step))
         self.ledger.write(self.record)
 
+    def promised(self, step: Step) -> bool:
+        """Whether another injection that is not yet undone has promised the same."""
+        return any(
+            step in record.steps
+            for record in self.ledger.records()
+            if record.guard != self.record.guard
+        )
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """No other injection starts or ends meanwhile."""

@@ -16,7 +16,7 @@ from failslow.errors import InjectError
 from failslow.inject.cgroups import CpuGroup
 from failslow.inject.fault import Guarding
 from failslow.inject.processes import family
-from failslow.inject.steps import DissolveGroup, RestoreFile
+from failslow.inject.steps import DissolveGroup, HandBack, RestoreFile
 
 __all__ = ["limit_process"]
 
@@ -74,10 +74,16 @@ def _own_group(guard: Guarding, group: CpuGroup, pid: int, threads: int) -> CpuG
 
 
 def _hand_down(guard: Guarding, root: Path, parent: Path) -> None:
-    """See that every group from `root` to `parent` gives its children the cpu controller."""
+    """See that every group from `root` to `parent` gives its children the cpu controller.
+
+    Where another injection saw to it, it is for whichever ends last to take it back.
+    """
     chain = [parent, *parent.parents]
     for path in reversed(chain[: chain.index(root) + 1]):
         control = path / "cgroup.subtree_control"
+        back = HandBack(str(path))
         if "cpu" not in control.read_text(encoding="ascii").split():
-            guard.promise(RestoreFile(str(control), "-cpu"))
+            guard.promise(back)
             control.write_text("+cpu", encoding="ascii")
+        elif guard.promised(back):
+            guard.promise(back)

@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from failslow.errors import InjectError
 from failslow.inject.namespaces import run_in
 
-__all__ = ["Shape", "apply_shape", "plan_shape", "remove_shape"]
+__all__ = ["Shape", "apply_shape", "keep_namespace", "plan_shape", "remove_shape"]
 
+_OWN = "/proc/self/ns/net"
 _HANDLE = "fa15"
 _FIRST_MINOR, _FIRST_PREFERENCE, _SLOTS = 0xF000, 64_000, 100
 """Slot i is class F000+i and filter preference 64000+i; the last slot takes the whole egress, so
@@ -49,7 +53,15 @@ class Shape:
 
 
 def _inode(namespace: str | None) -> int:
-    return Path(namespace or "/proc/self/ns/net").stat().st_ino
+    return Path(namespace or _OWN).stat().st_ino
+
+
+def keep_namespace(namespace: str | None) -> None:
+    """Hold it open until this process ends: the one named by `pid:4711` outlives that process.
+
+    Raises OSError where it is not there or not to be had.
+    """
+    os.open(namespace or _OWN, os.O_RDONLY | os.O_CLOEXEC)  # never closed: `_ways` finds it
 
 
 def plan_shape(namespace: str | None, interface: str, *, dst: str | None) -> Shape:
@@ -129,14 +141,71 @@ def _root_is(shape: Shape) -> bool:
 def remove_shape(shape: Shape) -> None:
     """Take the limit away, whatever of it is there; the root too if ours and no longer used.
 
-    A namespace or interface that is gone took it along. Raises InjectError.
+    A namespace or interface that is gone took it along. Raises InjectError, also where it cannot be
+    told whether the namespace is gone: whoever it was named by may have left it to others.
     """
-    try:
-        same = _inode(shape.namespace) == shape.inode
-    except OSError:
+    handle = _open(shape)
+    if handle is None:
         return
-    links = json.loads(run_in(shape.namespace, "ip", "-j", "link") or "[]") if same else []
-    if shape.interface not in {link.get("ifname") for link in links} or not _root_is(shape):
+    try:
+        # our own needs no entering, and no right to enter
+        own = _inode(None) == shape.inode
+        here = replace(shape, namespace=None if own else f"/proc/{os.getpid()}/fd/{handle}")
+        try:
+            _remove(here)
+        except InjectError:
+            if _has_interface(here):  # else it went meanwhile: its other end was removed
+                raise
+    finally:
+        os.close(handle)
+
+
+def _open(shape: Shape) -> int | None:
+    """A descriptor of the namespace; None where it is gone. Raises InjectError where that is not
+    to be told."""
+    device, hidden = Path(_OWN).stat().st_dev, ""
+    for way in _ways(shape):
+        try:
+            status = Path(way).stat()
+            if (status.st_dev, status.st_ino) != (device, shape.inode):
+                continue
+            handle = os.open(way, os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            # process 1 is never in it: that would be the machine's own network
+            hidden = hidden if way == "/proc/1/ns/net" else way
+            continue
+        except OSError:
+            continue  # it ended meanwhile
+        if os.fstat(handle).st_ino == shape.inode:
+            return handle
+        os.close(handle)
+    if hidden:
+        raise InjectError(
+            f"the namespace net:[{shape.inode}] with the limit on {shape.interface} is not found, "
+            f"and {hidden} may not be looked at; as root, `lsns -t net` shows whether it is there"
+        )
+    return None
+
+
+def _ways(shape: Shape) -> Iterator[str]:
+    """Paths that may lead to the namespace: as it was named, what we hold, mounts, processes."""
+    yield shape.namespace or _OWN
+    yield from (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+            fields = line.split()
+            if fields[3] == f"net:[{shape.inode}]":
+                yield fields[4]
+    yield from (f"/proc/{name}/ns/net" for name in os.listdir("/proc") if name.isdigit())
+
+
+def _has_interface(shape: Shape) -> bool:
+    links = json.loads(run_in(shape.namespace, "ip", "-j", "link") or "[]")
+    return shape.interface in {link.get("ifname") for link in links}
+
+
+def _remove(shape: Shape) -> None:
+    if not _has_interface(shape) or not _root_is(shape):
         return
     where = ["dev", shape.interface]
     root = f"{shape.handle}:"

@@ -8,6 +8,7 @@ out twice, or find its object gone, and does then nothing. On disk a step is one
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from failslow.inject.shaping import Shape, remove_shape
 __all__ = [
     "DissolveGroup",
     "EndProcess",
+    "HandBack",
     "RemoveShape",
     "RestoreFile",
     "Resume",
@@ -44,6 +46,31 @@ class RestoreFile:
         if Path(self.path).exists():
             with suppress(FileNotFoundError):
                 Path(self.path).write_text(self.text, encoding="ascii")
+
+
+@dataclass(frozen=True)
+class HandBack:
+    """Keep the cpu controller from the groups below one, as before (control groups, version 2).
+
+    Unless one of them has a limit: that would be gone with it. Whoever set it promised this too.
+    """
+
+    path: str
+    """Of the group."""
+
+    def undo(self) -> None:
+        """Raises OSError where the kernel refuses."""
+        for limit in Path(self.path).glob("*/cpu.max"):
+            with suppress(OSError):
+                if limit.read_text(encoding="ascii").split()[0] != "max":
+                    return
+        try:
+            Path(self.path, "cgroup.subtree_control").write_text("-cpu", encoding="ascii")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # a group below hands it down in turn
+                raise
 
 
 @dataclass(frozen=True)
@@ -91,9 +118,10 @@ class Resume:
         send_signal(self.process, signal.SIGCONT)
 
 
-Step = RestoreFile | DissolveGroup | RemoveShape | EndProcess | Resume
+Step = RestoreFile | HandBack | DissolveGroup | RemoveShape | EndProcess | Resume
 _READ: Mapping[str, Callable[[Mapping[str, Any]], Step]] = {
     "RestoreFile": lambda d: RestoreFile(d["path"], d["text"]),
+    "HandBack": lambda d: HandBack(d["path"]),
     "DissolveGroup": lambda d: DissolveGroup(d["path"], d["back_to"]),
     "RemoveShape": lambda d: RemoveShape(Shape(**d["shape"])),
     "EndProcess": lambda d: EndProcess(ProcessId(**d["process"])),

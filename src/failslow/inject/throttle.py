@@ -87,5 +87,6 @@ class Throttle:
         if group is None:
             raise InjectError("no cpu control group is to be seen here")
         cores = self.to * self.threads
-        path = limit_process(guard, group, self.pid, cores=cores, threads=self.threads)
+        with guard.lock():
+            path = limit_process(guard, group, self.pid, cores=cores, threads=self.threads)
         return f"cpu quota of {cores:.2f} cores in {path}"

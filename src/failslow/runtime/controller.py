@@ -15,14 +15,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig, load_config
-from failslow.errors import ConfigError, FailslowError, JournalError, TransportError
+from failslow.errors import (
+    ConfigError,
+    FailslowError,
+    JournalError,
+    MessageTooLargeError,
+    TransportError,
+)
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry
 from failslow.pipeline import (
     BusReport,
@@ -51,6 +57,8 @@ _REPORT_S = 1.0
 _GRACE_S = 5.0
 _TAIL_BYTES = 16 << 20
 _CAPACITY = 4096
+_NEWS_KINDS = ("suspicion", "episode", "health")
+"""What agents show as metrics; profiles and results of a large job would be no message at all."""
 _SKEW_S = 30.0
 """By how much the clocks of nodes may differ."""
 
@@ -138,7 +146,7 @@ class Controller:
                 _say(instruction.text)
                 continue
             if isinstance(instruction, Order):
-                self._endpoint.publish(ORDERS, encode_order(instruction))
+                self._publish(ORDERS, encode_order(instruction))
                 continue
             record, t, kind, tags = (
                 instruction.record,
@@ -150,10 +158,16 @@ class Controller:
                 health = self._journal.health
                 if health.dropped & (health.dropped - 1) == 0:  # 1, 2, 4, 8 ...
                     _say(f"{health.dropped} journal lines lost: {health.last_error}")
-            if kind != "step":
-                self._endpoint.publish(NEWS, encode_entry(record, t=t, kind=kind, **tags))
+            if kind in _NEWS_KINDS:
+                self._publish(NEWS, encode_entry(record, t=t, kind=kind, **tags))
             if isinstance(record, Decision) and self._slurm is not None:
                 self._show_commands(record, *self._slurm, t)
+
+    def _publish(self, topic: str, payload: bytes) -> None:
+        try:
+            self._endpoint.publish(topic, payload)
+        except MessageTooLargeError as error:  # it costs this message, not the watching
+            _say(str(error))
 
     def _show_commands(
         self, decision: Decision, allocation: Allocation, setting: str, now_s: float
@@ -168,14 +182,32 @@ class Controller:
 
 
 class SteadyClock:
-    """Epoch seconds that never go back, whatever happens to the system's clock."""
+    """Epoch seconds that never go back, whatever happens to the system's clock.
 
-    def __init__(self) -> None:
-        self._offset_s = time.time() - time.monotonic()
+    A clock that is set forward is followed, for whoever reads the journal goes by it; at five times
+    the pace of time, so that nobody seems to have been silent all the while.
+    """
+
+    _AHEAD_S, _CATCH_UP = 5.0, 4.0
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall, self._steady = wall, steady
+        self._seen_s = steady()
+        self._offset_s = wall() - self._seen_s
 
     def now_s(self) -> float:
         """Epoch seconds."""
-        return time.monotonic() + self._offset_s
+        steady_s = self._steady()
+        ahead_s = self._wall() - steady_s - self._offset_s
+        if ahead_s > self._AHEAD_S:
+            passed_s = min(1.0, steady_s - self._seen_s)
+            self._offset_s += min(ahead_s, self._CATCH_UP * passed_s)
+        self._seen_s = steady_s
+        return steady_s + self._offset_s
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,14 @@
 """The folder by which the processes of one job on one node find each other. Standard library only.
 
-In: the job's name. Out: `/dev/shm/failslow-<uid>-<job>.run/`, beside the rings, mode 0700, with
+In: the job's name. Out: `/dev/shm/failslow-<uid>-<job>.run/` (where that is full, one in the
+temporary folder), mode 0700, with
 
     agent-<node>.lock, controller.lock   held (flock) by whoever plays that part; its pid
+    supervisor-<node>.lock               held by the supervisor
     address                              where the controller of a single node serves
     token                                the job token, when FAILSLOW_TOKEN is not set
+    journal                              the folder of the job's journal
+    room                                 nothing: that files could be written here
 """
 
 from __future__ import annotations
@@ -15,12 +19,17 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 
 from failslow.capture.ring import ring_folders
 from failslow.errors import ConfigError
 from failslow.runtime.security import load_token
 
 __all__ = ["RunFolder"]
+
+_ROOM = "room"
+_ROOM_BYTES = 32 * 1024
+"""What the files of a run folder may need: a page each."""
 
 
 class RunFolder:
@@ -32,22 +41,39 @@ class RunFolder:
     def __init__(self, job: str, environ: Mapping[str, str]) -> None:
         self._environ = environ
         reasons = []
-        for parent in ring_folders(environ):
-            self.path = parent / f"failslow-{os.getuid()}-{job}.run"
+        paths = [parent / f"failslow-{os.getuid()}-{job}.run" for parent in ring_folders(environ)]
+        # one that is in use stays in use, whatever has become full or empty since
+        for self.path in sorted(paths, key=lambda path: not _has_room(path)):
             try:
                 self.path.mkdir(mode=0o700, exist_ok=True)
-                status = self.path.lstat()
+                if not _is_private(self.path):
+                    reasons.append(f"{self.path}: is not this user's alone; remove it")
+                    continue
+                if not _has_room(self.path):
+                    self._try_room()
             except OSError as error:
-                reasons.append(f"{parent}: {error.strerror or error}")
+                reasons.append(f"{self.path.parent}: {error.strerror or error}")
                 continue
-            private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
-            if private and status.st_uid == os.getuid():
-                return
-            reasons.append(f"{self.path}: is not this user's alone; remove it")
+            return
         raise ConfigError(
             f"no folder for the job's agent: {'; '.join(reasons)}; name another one in "
             "FAILSLOW_CAPTURE_FOLDER"
         )
+
+    def _try_room(self) -> None:
+        """Raises OSError where files can be made and not filled, as on a full tmpfs."""
+        draft = self.path / f".{_ROOM}.{secrets.token_hex(8)}"
+        try:
+            with draft.open("xb") as file:
+                file.write(bytes(_ROOM_BYTES))
+                file.flush()
+                file.truncate(1)
+            draft.replace(self.path / _ROOM)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+                self.path.rmdir()  # unless somebody else has begun to use it
+            raise
 
     def lock(self, name: str) -> int | None:
         """A descriptor that holds the lock as long as any process has it open; None: taken."""
@@ -85,9 +111,12 @@ class RunFolder:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(handle, text.encode())
+            draft.replace(self.path / name)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         finally:
             os.close(handle)
-        draft.replace(self.path / name)
 
     def tidy(self) -> bool:
         """Remove it if nobody holds one of its locks; whether it is gone."""
@@ -108,3 +137,18 @@ class RunFolder:
             for handle in held:
                 os.close(handle)
         return True
+
+
+def _is_private(path: Path) -> bool:
+    """Whether it is a folder, and this user's alone. Raises OSError."""
+    status = path.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    return private and status.st_uid == os.getuid()
+
+
+def _has_room(path: Path) -> bool:
+    """Whether a process of this user found room in it."""
+    try:
+        return _is_private(path) and (path / _ROOM).stat().st_size > 0
+    except OSError:
+        return False

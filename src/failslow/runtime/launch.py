@@ -9,8 +9,8 @@ runs the node's agent, and on rank 0's node the job's controller:
 
 The trainer is never forked in Python: one `sh` is spawned, which leaves the supervisor to init
 and ends, within milliseconds; nothing of it is left for the trainer to wait for. FAILSLOW_AGENT=0
-keeps it from happening. Where both supervisor and agent are killed, the worker that started them
-starts them again (`Keeper`, called now and then at an optimizer's step).
+keeps it from happening. Where the supervisor is killed, the worker that started it starts it again
+(`Keeper`, called now and then at an optimizer's step).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Supervisor:
 
 
 class Keeper:
-    """Starts the supervisor again where both it and the agent were killed.
+    """Starts the supervisor again where it was killed; the new one leaves alone who still lives.
 
     A supervisor that was told to end (SIGTERM) takes the run folder with it: then nothing is
     started again. `look` is to be called every `EVERY_S` seconds and costs microseconds.
@@ -107,11 +107,11 @@ class Keeper:
         return True
 
     def _held(self) -> bool:
-        """Whether a supervisor or an agent lives: they share a lock."""
+        """Whether a supervisor lives. An agent that outlives it can bring back no controller."""
         if self._lock is None:
             from failslow.runtime.rendezvous import node_name
 
-            self._lock = self._path / f"agent-{node_name(self._supervisor.environ)}.lock"
+            self._lock = self._path / f"supervisor-{node_name(self._supervisor.environ)}.lock"
         try:
             handle = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -141,7 +141,9 @@ def launch(environ: MutableMapping[str, str] = os.environ) -> Keeper | None:
     environ[_MARK] = str(os.getpid())
     job = job_name(environ)
     folder = run_dir(job, environ)
-    path = RunFolder(job, environ).path
+    run = RunFolder(job, environ)
+    with contextlib.suppress(OSError):  # doctor will not find the job by its journal's folder
+        run.write("journal", str(folder))
     arguments = ["--worker", _identity(os.getpid()), "--launch", _launch_id(environ)]
     if environ.get("RANK", "0") == "0":
         arguments.append("--controller")
@@ -151,7 +153,7 @@ def launch(environ: MutableMapping[str, str] = os.environ) -> Keeper | None:
         environ=_environment(job, folder, environ),
     )
     supervisor.start()
-    return Keeper(supervisor, path)
+    return Keeper(supervisor, run.path)
 
 
 def run_dir(job: str, environ: Mapping[str, str]) -> Path:

@@ -54,7 +54,8 @@ RECENT_S = 900.0
 _BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
 _KILLED_S = 600.0
 """A job that is requeued is ended by Slurm within its KillWait, 30 s unless set."""
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _MAX_BYTES = 64 * 1024
 
 
@@ -152,6 +153,8 @@ class Supervised:
         self._slurm, self._killed_s = slurm, killed_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_by = 0
+        self._owed = 0
+        """A signal that is to end the command and came while there was none to get it."""
         self._left = 0
         """Exit code where the command is not to go on here: being left out is no failure."""
         self._told = False
@@ -172,9 +175,6 @@ class Supervised:
         Raises OSError when it cannot be started at all.
         """
         before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
-        # the terminal sends Ctrl-C to the command too: it decides what comes of it. (Ignored here,
-        # it would be ignored there as well.)
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         try:
             return self._run()
         finally:
@@ -184,6 +184,8 @@ class Supervised:
     def _run(self) -> int:
         starts = 0
         while True:
+            if self._stop_signal():  # it came before the command was there
+                return 128 + self._stop_signal()
             self._start(starts)
             code = self._watch()
             if code is None:
@@ -217,6 +219,9 @@ class Supervised:
         self._told = False
         told = {RESTARTED: f"{self._before + starts} {self._done}"} if self._is_recent() else {}
         self._process = subprocess.Popen(self._command, env={**self._environ, **told})
+        if self._owed:
+            self._send(self._owed)
+            self._owed = 0
 
     def _watch(self) -> int | None:
         """The command's exit code once it has ended; None when it is not to go on here."""
@@ -309,12 +314,33 @@ class Supervised:
         """The signal that ended the job; 0 none."""
         return self._stopped_by
 
-    def _interrupted(self, number: int, _frame: object) -> None:
-        self._stopped_by = number
-
     def _forward(self, number: int, _frame: object) -> None:
-        if number in (signal.SIGTERM, signal.SIGHUP):
+        if number in _ENDING:
             self._stopped_by = number
         if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+            if number != signal.SIGINT or not self._has_terminal():
+                self._send(number)
+        elif number in _ENDING:
+            self._owed = number
+
+    def _has_terminal(self) -> bool:
+        """Whether the terminal sends Ctrl-C to the command too: it decides what comes of it.
+
+        (Ignored here, it would be ignored there as well.)
+        """
+        assert self._process is not None
+        try:
+            terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgid(self._process.pid)
+        except OSError:
+            return False
+        finally:
+            os.close(terminal)
+
+    def _send(self, number: int) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)

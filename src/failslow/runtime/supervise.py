@@ -5,6 +5,7 @@ processes, restarted when they are killed; ended when they end by themselves.
 
 A part starts at the trainers' priority, which takes seconds, and goes down to the lowest once it is
 at work: on a node whose every core trains, the lowest priority does not even get to its imports.
+One that ends again and again starts at the lowest, and ever later.
 
 Each part is played once a node (a lock in the run folder, shared with the child, so that neither
 a dead supervisor nor a dead child alone frees it). A supervisor that comes second waits: workers
@@ -41,6 +42,9 @@ _START_S = 60.0
 """What a part has for its start at most before it goes down in priority."""
 _LOOK_S = 0.5
 _QUICK_S = 5.0
+"""A part that ends so soon will do so again: it is started low at once."""
+_SETTLED_S = 300.0
+"""A part that ran so long is sound, whatever ended it."""
 _LEAVE_S = 5.0
 _BACKOFF_S, _MAX_BACKOFF_S = 0.25, 30.0
 
@@ -55,6 +59,9 @@ class _Part:
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     failures: int = 0
+    """Ends in a row, none of them after it had settled."""
+    low: bool = False
+    """It starts at the priority of the monitoring: the trainers do not pay for its failures."""
     retry_s: float = 0.0
     done: bool = False
 
@@ -66,10 +73,11 @@ class _Part:
             pass_fds=[self.lock],
         )
         self.started_s = now_s
-        if self.failures:  # it ends again and again: not at the trainers' cost
+        if self.low:
             _set_priority(self.process.pid, nice)
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, f"{self.process.pid}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the pid is for people, the lock counts
+            os.ftruncate(self.lock, 0)
+            os.pwrite(self.lock, f"{self.process.pid}\n".encode(), 0)
 
     def look(self, now_s: float) -> None:
         """Note whether the process ended, and how."""
@@ -78,7 +86,9 @@ class _Part:
         code, self.process = self.process.returncode, None
         self.done = code == 0
         if not self.done:
-            self.failures = self.failures + 1 if now_s - self.started_s < _QUICK_S else 0
+            lived_s = now_s - self.started_s
+            self.failures = 0 if lived_s >= _SETTLED_S else self.failures + 1
+            self.low = self.failures > 1 or lived_s < _QUICK_S
             wait_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**self.failures)
             self.retry_s = now_s + wait_s
             _say(f"{self.name} ended with {code}; it is started again in {wait_s:g} s")
@@ -111,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if resting:
         _give_way(nice)
     folder = RunFolder(environ["FAILSLOW_JOB"], environ)
-    parts = [_Part("agent", f"agent-{node_name(environ)}")]
+    node, own = node_name(environ), None
+    parts = [_Part("agent", f"agent-{node}")]
     if options.controller:
         parts.insert(0, _Part("controller", "controller"))
     arguments = ["--worker", options.worker, "--launch", options.launch]
@@ -119,13 +130,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _build(environ)
     while any(not part.done for part in parts):
         now_s, lives = time.monotonic(), worker_lives(options.worker)
+        # by this one the worker that started us sees that we live
+        own = _lock(folder, f"supervisor-{node}") if own is None else own
         for part in parts:
             part.look(now_s)
             if part.process is None and not part.done:
                 if not lives:
                     part.done = True  # nothing to watch, or somebody else does
                 elif part.lock is None:
-                    part.lock = folder.lock(part.lock_name)
+                    part.lock = _lock(folder, part.lock_name)
                 if part.lock is not None and not part.done and now_s >= part.retry_s:
                     part.start(arguments, now_s, nice)
             if part.done:
@@ -138,8 +151,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if caught is not None and caught.si_signo == signal.SIGTERM:
             _end(part.process for part in parts)
             break
+    if own is not None:
+        os.close(own)  # or `tidy` takes us for somebody who needs the folder
     folder.tidy()
     return 0
+
+
+def _lock(folder: RunFolder, name: str) -> int | None:
+    """The lock, if it is to be had now."""
+    with contextlib.suppress(OSError):  # no room for its file
+        return folder.lock(name)
+    return None
 
 
 def _end(processes: Iterable[subprocess.Popen[bytes] | None]) -> None:

@@ -18,7 +18,13 @@ from typing import Any
 
 from failslow.capture import layout
 from failslow.capture.reader import RingReader
-from failslow.capture.ring import GROUPS_CAPACITY, find_rings, ring_capacity, ring_folders
+from failslow.capture.ring import (
+    find_rings,
+    ring_bytes,
+    ring_capacity,
+    ring_folders,
+    why_spared,
+)
 from failslow.errors import FailslowError
 from failslow.runtime.doctor.base import Check, Status, nodes_of, read_text
 
@@ -45,13 +51,13 @@ def _ring_folder(environ: Mapping[str, str]) -> Check:
         capacity = ring_capacity(environ)
     except FailslowError as error:
         return Check("ring folder", "fail", str(error), "unset FAILSLOW_CAPTURE_RECORDS")
-    size = layout.GROUPS_OFFSET + GROUPS_CAPACITY + capacity * layout.RECORD.size
+    size = ring_bytes(1 << (capacity - 1).bit_length())
     workers = _local_workers(environ)
-    needed = f"{workers} rings of {size / 2**20:.1f} MiB"
+    needed = f"{workers} rings with mailboxes, {size / 2**20:.1f} MiB each"
     folders = ring_folders(environ)
     reasons = []
     for place, folder in enumerate(folders):
-        reason = _why_not(folder, size * workers)
+        reason = _why_not(folder, size * workers) or why_spared(folder, size * workers, environ)
         if reason:
             reasons.append(f"{folder} {reason}")
         elif place == 0:

@@ -45,7 +45,7 @@ _REMEDIES = {
 def running_checks(job: str, environ: Mapping[str, str], *, now_s: float) -> Iterator[Check]:
     """journal, rings, agent, controller, monitoring; now_s: epoch seconds."""
     place = find_run(job, environ)
-    name = place.name if place else job
+    name = _job_of(place, environ) if place else job
     seen = _look(place, now_s)
     if seen is None:
         yield _no_journal(job, place, starting=_lives("controller.lock", run_folder(name, environ)))
@@ -72,6 +72,19 @@ def run_folder(job: str, environ: Mapping[str, str]) -> Path | None:
         if folder.is_dir():
             return folder
     return None
+
+
+def _job_of(place: RunPlace, environ: Mapping[str, str]) -> str:
+    """The job whose journal is there: workers name it by themselves, their launcher the folder."""
+    own, found = f"failslow-{os.getuid()}-", []
+    for parent in ring_folders(environ):
+        for folder in parent.glob(f"{own}*.run"):
+            with contextlib.suppress(OSError):
+                ours = folder.stat().st_uid == os.getuid()
+                if ours and os.path.samefile((folder / "journal").read_text(), place.folder):
+                    found.append((_lives("*.lock", folder), folder.stat().st_mtime, folder.name))
+    # an earlier start of the job may have had another name and been killed
+    return max(found)[2].removeprefix(own).removesuffix(".run") if found else place.name
 
 
 def part_lives(lock: Path) -> bool:
