@@ -36,9 +36,10 @@ idle half of the time, so two run side by side, but not beside what computes all
 ALONE = {
     "capture": ("test_completions.py", "test_late_profile.py"),
     "inject": ("test_inject_cpu.py", "test_inject_flood.py", "test_inject_throttle.py"),
+    "live": ("test_doctor_trial.py",),
     "localize": (),
     "probe": (),
-    "runtime": ("test_end_to_end.py", "test_killed.py"),
+    "runtime": ("test_end_to_end.py", "test_killed.py", "test_priority.py"),
     "telemetry": (),
     "testbed": (),
 }

@@ -91,6 +91,7 @@ def _main() -> None:
         state="preempted" if terms else "failed" if what == "fails" else "done",
         error="worker 0 ended" if what == "fails" else "",
         iterations=sum(len(path.read_text().splitlines()) for path in told.history),
+        reference_iteration_s=0.1,
         result="unknown" if what == "fails" else "healthy",
     ).to_json()
     draft = told.out.with_suffix(".draft")

@@ -21,7 +21,7 @@ def test_it_tells_what_ended_what_runs_and_what_comes(monkeypatch: pytest.Monkey
     campaign = Campaign(CampaignPlan(sizes=(SizeClass(nodes=1, probes=3),)))
     slow = result(
         result="compute", cause="CPU contention", onset_delay_s=1.0, slowdown=1.4,
-        culprits=("host [gpu-1]",), culprit_causes=("",),
+        culprits=("host [gpu-1]", "host \x1b[2J\r"), culprit_causes=("", ""),
     )  # fmt: skip
 
     with campaignbar.campaign_bar(campaign, ended_text) as bar:
@@ -36,7 +36,9 @@ def test_it_tells_what_ended_what_runs_and_what_comes(monkeypatch: pytest.Monkey
         bar.looked(campaign.tally(), queued=0, step=Wait(until_t=9e9))
 
     told = screen.getvalue()
-    assert "1n-0001.1: ×1.40, CPU contention: host [gpu-1]\n" in told.replace("\r", "")
+    assert "1n-0001.1: ×1.40, CPU contention: host [gpu-1], host \ufffd[2J\ufffd\n" in told.replace(
+        "\r", ""
+    )
     assert "1n-0002.1: healthy" in told
     assert "2/3" in told
     assert "1 hit · next in" in told

@@ -118,13 +118,14 @@ def test_every_limit_holds_and_every_probe_comes_to_an_end(
 
     times = [t for t, _, _ in cluster.starts]
     assert all(b - a >= plan.spacing_s - 1e-9 for a, b in pairwise(times))
+    forgiven = Counter(a.probe for a in _in_rows(cluster.done, plan.failures_in_a_row))
     tried = Counter((a.probe, a.number) for a in cluster.done)
     assert max(tried.values()) == 1, "no attempt twice"
     for name in plan.probes():
         mine = [a for a in cluster.done if a.probe == name]
         assert [a.number for a in mine] == list(range(1, len(mine) + 1))
         finished = [a for a in mine if a.ending == "finished"]
-        spent = sum(a.ending in ("preempted", "failed") for a in mine)
+        spent = sum(a.ending in ("preempted", "failed") for a in mine) - forgiven[name]
         assert len(finished) <= 1
         assert spent <= plan.retries + 1
         assert finished or spent == plan.retries + 1
@@ -132,6 +133,17 @@ def test_every_limit_holds_and_every_probe_comes_to_an_end(
     tally = Campaign(plan, cluster.done).tally()
     assert (tally.left, tally.running) == (0, 0)
     assert tally.finished == sum(a.ending == "finished" for a in cluster.done)
+
+
+def _in_rows(done: list[Attempt], least: int) -> list[Attempt]:
+    """Failed attempts of which as many followed one another as end a campaign."""
+    rows: list[list[Attempt]] = [[]]
+    for attempt in done:
+        if attempt.ending == "failed":
+            rows[-1].append(attempt)
+        elif attempt.ending != "stopped":
+            rows.append([])
+    return [attempt for row in rows if len(row) >= least for attempt in row]
 
 
 @given(plan=_PLANS, seed=st.integers(0, 1000))
@@ -190,6 +202,23 @@ def test_a_row_of_failures_halts_and_the_next_run_tries_anew() -> None:
     assert len(cluster.done) == 6
 
 
+def test_a_row_of_failures_uses_up_no_retries_and_a_few_do() -> None:
+    plan = CampaignPlan(
+        sizes=(SizeClass(nodes=1, probes=9),), failures_in_a_row=3, retries=0, concurrency=1
+    )
+    cluster = Cluster(plan, 1)
+    cluster._dice = lambda: "failed"  # type: ignore[method-assign]  # loaded dice
+    assert cluster.run() == Halt(failures=3)
+    campaign = Campaign(plan, cluster.done)
+    assert (campaign.tally().given_up, campaign.given_up) == (0, frozenset())
+    assert campaign.next(9e9) == Start(probe="1n-0004", attempt=1, size=plan.sizes[0])
+
+    few = Campaign(plan, cluster.done[:2])
+    assert few.given_up == {"1n-0001", "1n-0002"}
+    assert few.retries_for_all == 1
+    assert not Campaign(replace(plan, retries=1), cluster.done[:2]).given_up
+
+
 def test_a_clock_that_was_set_back_stops_nothing() -> None:
     plan = CampaignPlan(sizes=(SizeClass(nodes=1, probes=2),), spacing_s=60.0)
     past = Attempt(probe="1n-0001", number=1, ending="finished", started_t=5000.0)
@@ -222,6 +251,7 @@ def test_a_smaller_probe_does_not_overtake_one_that_waits_for_nodes() -> None:
         ({"concurrency": 0}, "concurrency is 0; it must be at least 1"),
         ({"spacing_s": -1.0}, "spacing is -1"),
         ({"spacing_s": float("nan")}, "spacing is nan"),
+        ({"spacing_s": float("inf")}, "spacing is inf; it must be at least 0, and finite"),
         ({"retries": -1}, "retries is -1"),
         ({"failures_in_a_row": 0}, "failures in a row is 0"),
     ],

@@ -10,8 +10,8 @@ from tests.probe.test_probe_result import FULL
 from typer.testing import CliRunner
 
 from failslow.cli import app
-from failslow.cli.probe import _first_host, _made_up, _place, _table
-from failslow.errors import ConfigError
+from failslow.cli.probe import _check_out, _first_host, _made_up, _place, _table, _tell
+from failslow.errors import ConfigError, OutputError
 from failslow.probe import ProbeSpec
 from failslow.probe.job import Place, grid_of
 from failslow.probe.result import Preset
@@ -27,6 +27,8 @@ pytest.importorskip("torch")
             ["--duration", "3"],
             "--duration 3 is too short to tell anything",
         ),
+        (["--duration", "nan"], "duration_s (nan) must be over 0 and at most 604800, a week"),
+        (["--duration", "inf"], "duration_s (inf) must be over 0 and at most 604800, a week"),
         (["--workers", "1"], "--workers 1 leaves nothing to synchronise"),
         (["--workers", "0"], "'--workers': Input should be greater than or equal to 1"),
         (["--probe-id", "a b"], "probe_id ('a b') must be letters"),
@@ -57,6 +59,22 @@ def test_a_mistake_is_one_line(
     assert done.stdout == ""
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_result_is_told_though_its_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        _tell(FULL, out=tmp_path / "gone" / "r.json", json=True, quiet=False)
+    assert FULL.to_json() in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    _check_out(tmp_path / "r.json")
+    assert list(tmp_path.iterdir()) == []
+    _check_out(Path("/dev/stdout"))
+    with pytest.raises(OutputError, match=r"--out /proc/r.json: cannot be written: .*has room"):
+        _check_out(Path("/proc/r.json"))
 
 
 SLURM = {

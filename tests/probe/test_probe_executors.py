@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -347,6 +349,67 @@ def test_without_slurm_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'failslow\[slurm\]'"):
         SlurmExecutor()
+
+
+def test_slurm_that_does_not_answer_has_not_ended_a_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from failslow.probe.executors import slurm
+
+    slurm_says: str | None = None
+    now_s = 100.0
+    monkeypatch.setattr(slurm, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(slurm._Queue, "command", staticmethod(lambda *_: slurm_says))
+    queue = slurm._Queue()
+
+    def states(job: slurm.SlurmJob, says: str | None, *times_s: float) -> list[str]:
+        nonlocal slurm_says, now_s
+        slurm_says = says
+        found: list[str] = []
+        for at_s in times_s:
+            now_s = at_s
+            found.append(job.state())
+        return found
+
+    job = slurm.SlurmJob(queue, "7", tmp_path)
+    assert set(states(job, None, 100.0, 105.0, 111.0, 300.0)) == {"queued"}, (
+        "nobody said it is gone"
+    )
+    assert states(job, "7 RUNNING\n", 302.0) == ["running"]
+    assert states(job, None, 340.0, 400.0) == ["running", "running"]
+    assert states(job, "", 402.0, 408.0) == ["running", "ended"]
+
+    now_s = 500.0
+    lost = slurm.SlurmJob(queue, "8", tmp_path)  # one that no answer ever has
+    assert states(lost, None, 500.0, 520.0) == ["queued", "queued"]
+    assert states(lost, "", 530.0, 536.0) == ["running", "ended"]
+
+
+def test_ray_takes_no_probe_that_its_nodes_have_no_room_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from failslow.probe.executors.ray import RayExecutor
+
+    nodes = [{"Alive": n != 2, "Resources": {"CPU": 4.0 * n}} for n in range(4)]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
+    executor = RayExecutor("", command=fake_command)
+
+    with pytest.raises(ProbeError, match="of 4 nodes does not fit on the 3 of this cluster"):
+        executor.start(spec("quick", 4), tmp_path / "p")
+    with pytest.raises(ProbeError, match=r"3 nodes with 2 CPUs each does not fit: 2 of the 3"):
+        executor.start(spec("quick", 3), tmp_path / "p")
+    gpu = replace(spec("quick"), preset="gpu")
+    with pytest.raises(ProbeError, match=r"with 2 GPUs each does not fit: 0 of the 3 nodes"):
+        executor.start(gpu, tmp_path / "p")
+
+
+def test_a_node_of_ray_runs_its_own_python(tmp_path: Path) -> None:
+    from failslow.probe.executors.ray import _Node
+
+    code = "import sys; open(sys.argv[1] + '/result.json', 'w').write(sys.argv[2])"
+    argv = ["/no/such/python", "-c", code, "@here", "measured"]
+
+    assert _Node().run(argv, "", "@here", "") == (0, b"measured", "")
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tests.probe.probing import Probe, probe_here, probe_in_bed, until
 from tests.testbed import TestBed
+from tests.transport.servers import listening_addresses
 
 from failslow.inject import congest, throttle
 from failslow.probe import ProbeResult
@@ -56,6 +57,19 @@ def test_a_preempted_probe_tells_what_it_found_within_seconds(tmp_path: Path) ->
     assert (result.state, result.result, result.error) == ("preempted", "healthy", "")
     assert result.iterations >= 20
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_nothing_of_a_probe_on_one_machine_listens_beyond_it(tmp_path: Path) -> None:
+    with probe_here(tmp_path, "--workers", "2", "--duration", "600") as (probe, process):
+        until(probe.has_trained(5), 60, probe.text)
+        pids = {process.pid, probe.pid(0), probe.pid(1)}
+        pids |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+        found = {pid: listening_addresses(pid) for pid in pids if psutil.pid_exists(pid)}
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors + probe.text()
+    assert "127.0.0.1" in set().union(*found.values()), "the store, at least"
+    assert set().union(*found.values()) <= {"127.0.0.1", "::1"}, found
 
 
 @pytest.mark.slow

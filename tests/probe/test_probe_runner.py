@@ -5,17 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from tests.probe.fake_probe import fake_command
 from tests.probe.probe_samples import result
 
-from failslow.errors import ProbeError
+from failslow.errors import ConfigError, ProbeError
 from failslow.probe.campaign import Campaign, CampaignPlan, Halt, Over, SizeClass, Start, Tally
 from failslow.probe.executors import Executor, JobState, LocalExecutor
 from failslow.probe.result import ProbeResult, ProbeSpec
+from failslow.probe.run import Stop
 from failslow.probe.runner import Audience, CampaignStop, Limits, TrainingJob, run_campaign
 from failslow.probe.store import ProbeRecord, StoreWriter, read_store
 
@@ -120,6 +121,7 @@ def carry_out(
     *,
     stop: CampaignStop | None = None,
     audience: Audience | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> tuple[Over | Halt | None, Sequence[ProbeRecord]]:
     """How the campaign ended, and all records of its store."""
     limits = Limits(look_s=0.0, overtime_s=20.0, leave_s=10.0)
@@ -134,7 +136,8 @@ def carry_out(
             stop=stop or CampaignStop(),
             audience=audience,
             limits=limits,
-            clock=Clock(),
+            clock=clock or Clock(),
+            ticks=Clock(),
         )
         return end, store.records
 
@@ -232,6 +235,50 @@ def test_a_probe_that_hangs_is_ended_and_counts_as_failed(tmp_path: Path) -> Non
     assert records[0].result is not None, "what it measured is kept"
 
 
+def test_a_clock_that_is_set_ends_no_probe(tmp_path: Path) -> None:
+    days = iter(range(10_000))
+
+    end, records = carry_out(
+        tmp_path / "s",
+        {"1n-0001.1": ScriptedJob(result(), looks=9)},
+        plan(1),
+        clock=lambda: 86_400.0 * next(days),
+    )
+
+    assert end == Over()
+    assert [r.ending for r in records] == ["finished"]
+
+
+def test_a_terminal_that_goes_hurries_nobody_and_nohup_is_kept() -> None:
+    with CampaignStop.on_signals() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert (stop.is_told, stop.number) == (True, signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    with Stop.on_signals() as told:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert told.count == 1
+        signal.raise_signal(signal.SIGTERM)
+        assert told.count == 2
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with CampaignStop.on_signals() as stop, Stop.on_signals() as told:
+            signal.raise_signal(signal.SIGHUP)
+            assert (stop.is_told, told.count) == (False, 0)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e9, float("nan"), float("inf")])
+def test_training_without_an_end_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="must be over 0 and at most 604800, a week"):
+        TrainingJob(duration_s=seconds)
+
+
 def test_what_was_taken_away_before_it_measured_is_no_failure(tmp_path: Path) -> None:
     gone = {f"1n-0001.{n}": ScriptedJob(None, looks=2, taken_away=True) for n in (1, 2)}
 
@@ -248,6 +295,11 @@ def test_a_row_of_failures_ends_it(tmp_path: Path) -> None:
 
     assert end == Halt(failures=3)
     assert [r.why for r in records] == ["no torch"] * 3
+
+    # no fault of theirs: the same command goes on with all of them
+    end, records = carry_out(tmp_path / "s", {}, plan(8, failures_in_a_row=3, retries=0))
+    assert end == Over()
+    assert sum(r.ending == "finished" for r in records) == 8
 
 
 _CAMPAIGN = """

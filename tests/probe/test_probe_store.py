@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -18,6 +20,7 @@ from tests.probe.probe_samples import record, result
 from failslow.errors import MissingDependencyError, ProbeError
 from failslow.probe.campaign import Ending
 from failslow.probe.store import ProbeRecord, StoreWriter, is_store, read_store
+from failslow.probe.store_parts import draft_part
 
 JOB = {"workers_per_node": 2, "duration_s": 60.0}
 
@@ -133,6 +136,127 @@ def test_torn_and_foreign_files_are_named_and_left_out(tmp_path: Path) -> None:
     assert not list(parts.glob(".*")), "drafts of the dead are cleared away"
 
 
+def test_a_foreign_file_of_other_types_costs_only_itself(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", record(), record("1n-0002", at_t=1100.0))
+    columns = "'1n-0003' AS probe, 'first' AS attempt, 'finished' AS ending, 'x' AS ended_t"
+    duckdb.execute(f"COPY (SELECT {columns}) TO '{store}/parts/1n-0003.1.parquet'")
+
+    reading = read_store(store)
+
+    assert reading.records == (record(), record("1n-0002", at_t=1100.0))
+    assert len(reading.warnings) == 1
+    assert "1n-0003.1.parquet" in reading.warnings[0]
+
+
+def test_a_part_that_cannot_be_used_is_not_replaced(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", record(), record("1n-0002", attempt=2, at_t=1100.0))
+    part = store / "parts" / "1n-0002.2.parquet"
+    newer = part.read_bytes().replace(b"failslow.probe/1", b"failslow.probe/2")
+    part.write_bytes(newer[: len(newer) // 2])  # torn, or of another schema: all the same here
+
+    with StoreWriter(store, job=JOB) as writer:
+        assert {(a.probe, a.number, a.ending) for a in writer.attempts} == {
+            ("1n-0001", 1, "finished"), ("1n-0002", 2, "stopped"),
+        }  # fmt: skip
+        with pytest.raises(ProbeError, match="is there already, and is not replaced"):
+            writer.add(record("1n-0002", attempt=2))
+        writer.add(record("1n-0002", attempt=3))
+    assert part.read_bytes() == newer[: len(newer) // 2]
+
+
+def test_a_writer_does_not_go_on_over_a_part_the_disk_does_not_give(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", record(), record("1n-0002", at_t=1100.0))
+    bad = store / "parts" / "1n-0002.1.parquet"
+    whole = bad.read_bytes()
+    bad.unlink()
+    bad.symlink_to(bad.name)  # reading it fails, for root as well
+
+    with pytest.raises(ProbeError, match=r"1n-0002.1.parquet: cannot be read: .*symbolic") as told:
+        StoreWriter(store, job=JOB).__enter__()
+    assert "\n" not in str(told.value)
+    reading = read_store(store)
+    assert [r.probe for r in reading.records] == ["1n-0001"]
+    assert "cannot be read" in reading.warnings[0]
+
+    bad.unlink()
+    bad.write_bytes(whole)
+    with StoreWriter(store, job=JOB) as writer:  # and holds no lock that was left
+        assert len(writer.records) == 2
+
+
+def test_a_result_that_was_not_recorded_is_taken_up_by_the_next_run(tmp_path: Path) -> None:
+    path = filled(tmp_path / "s", record())
+    campaign = read_store(path).campaign
+
+    def left(name: str, **more: Any) -> Path:
+        folder = path / "probes" / name
+        folder.mkdir(parents=True)
+        made: dict[str, Any] = {
+            "probe_id": f"{campaign}-{name}",
+            "begin_t": 2000.0,
+            "end_t": 2060.0,
+        } | more
+        (folder / "result.json").write_text(result(**made).to_json())
+        return folder
+
+    healthy = left("1n-0002.1")
+    cut = left("1n-0003.2", state="preempted", begin_t=3000.0, end_t=3030.0)
+    left("1n-0004.1", probe_id="another-1n-0004.1")
+    (left("1n-0005.1") / "result.json").write_text("{")
+    left("1n-0001.1", slowdown=9.0)
+
+    for _ in range(2):
+        with StoreWriter(path, job=JOB) as writer:
+            assert [(r.probe, r.attempt, r.ending) for r in writer.records] == [
+                ("1n-0001", 1, "finished"), ("1n-0002", 1, "finished"), ("1n-0003", 2, "stopped"),
+            ]  # fmt: skip
+            assert writer.records[0] == record()
+            assert len(writer.history.read_text().splitlines()) == 3
+            assert len(writer.attempts) == 5, "the others are lost, and their numbers taken"
+    assert len(read_store(path).records) == 3
+    assert not healthy.exists()
+    assert cut.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "No space left on device; make room there"),
+        (errno.EROFS, "Read-only file system; nothing can be written there"),
+        (errno.EACCES, "Permission denied; it must be yours to read and write"),
+        (errno.ENOLCK, "No locks available; its file system has no locks"),
+        (errno.EBUSY, "Device or resource busy; mend that, or use another folder"),
+    ],
+)
+def test_what_the_disk_refuses_is_told_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with StoreWriter(tmp_path / "s", job=JOB) as store:
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(ProbeError, match=remedy):
+            store.add(record())
+
+
+def test_a_full_disk_is_told_though_the_database_writes(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "s", job=JOB) as store:
+        (tmp_path / "s" / "parts").rename(tmp_path / "gone")
+        with pytest.raises(ProbeError, match=r"1n-0001\.1\.parquet"):
+            store.add(record())
+
+    class Full:
+        """A database on a full disk."""
+
+        def execute(self, *_: object) -> None:
+            raise duckdb.IOException('IO Error: Could not write file "x": No space left on device')
+
+    with pytest.raises(OSError, match="No space left") as told:
+        draft_part(Full(), record(), tmp_path)  # type: ignore[arg-type]  # no more is used of it
+    assert told.value.errno == errno.ENOSPC
+
+
 def test_a_flipped_bit_anywhere_costs_no_other_part(tmp_path: Path) -> None:
     store = filled(tmp_path / "s", record(), record("1n-0002", at_t=1100.0))
     part = store / "parts" / "1n-0002.1.parquet"
@@ -207,6 +331,36 @@ def test_a_store_is_known_by_its_content(tmp_path: Path) -> None:
     assert list(logs.iterdir()) == [logs / "a.log"]
 
 
+def test_a_store_of_another_schema_is_one_and_is_refused(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", record())
+    manifest = store / "failslow-probes.json"
+    whole = manifest.read_text()
+
+    manifest.write_text(whole.replace("probe-store/1", "probe-store/10"))
+    before = sorted(store.rglob("*"))
+    told = "schema failslow.probe-store/10, and this failslow knows failslow.probe-store/1; use the"
+    assert is_store(store)
+    for ask in (read_store, lambda path: StoreWriter(path, job=JOB).__enter__()):
+        with pytest.raises(ProbeError, match=told):
+            ask(store)
+    assert sorted(store.rglob("*")) == before
+
+    for text in (whole[:40], "null", "[]", '{"schema": 1}', whole.replace("campaign", "other")):
+        manifest.write_text(text)
+        with pytest.raises(ProbeError, match="torn, or no manifest of a store"):
+            read_store(store)
+
+
+def test_drafts_of_a_writer_that_died_are_not_foreign(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.mkdir()
+    draft = path / ".failslow-probes.json.0123abcd"
+    draft.write_text("{")
+
+    with StoreWriter(path, job=JOB):
+        assert not draft.exists()
+
+
 def test_probes_of_another_job_are_refused(tmp_path: Path) -> None:
     path = filled(tmp_path / "s")
 
@@ -219,7 +373,7 @@ def test_probes_of_another_job_are_refused(tmp_path: Path) -> None:
 def test_a_folder_nobody_may_write_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ProbeError, match="file/s: Not a directory; it must be yours"):
+    with pytest.raises(ProbeError, match="file/s: Not a directory; name a folder"):
         StoreWriter(tmp_path / "file" / "s", job=JOB).__enter__()
 
 

@@ -137,6 +137,24 @@ def test_what_was_cut_short_counts_if_it_measured_half_its_time() -> None:
     assert (row.jobs, row.hit, row.preempted, row.failed) == (2, 0, 2, 2)
 
 
+def test_what_measured_nothing_is_no_job_and_names_no_node() -> None:
+    nothing: dict[str, Any] = {"healthy_iteration_s": None, "result": "unknown", "iterations": 3}
+    late = result(state="preempted", end_t=1050.0, iterations=20)  # most of it was start-up
+
+    study = study_probes(
+        [
+            record("1n-0001", **nothing),
+            record("1n-0002", ending="preempted", found=late),
+            record("1n-0003", found=slow(("a", "node 1"), (), reference_iteration_s=0.1)),
+        ],
+        duration_s=60.0,
+    )
+
+    assert [job.probe for job in study.jobs] == ["1n-0003"]
+    assert [node.node for node in study.nodes] == ["a"]
+    assert study.total.hit_pct == 100.0
+
+
 def test_slow_without_a_proof_is_a_hit_of_unknown_cause() -> None:
     study = studied(slow(("a",), (), result="unknown", cause=""), result())
 

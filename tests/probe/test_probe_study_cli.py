@@ -84,6 +84,25 @@ def test_a_store_and_logs_do_not_mix(store: Path, tmp_path: Path) -> None:
     assert "is a store of probes: name it alone" in shown.output
 
 
+def test_options_for_logs_are_refused_for_a_store(store: Path) -> None:
+    for option in (["--min-slowdown", "1.2"], ["--time-unit", "ms"], ["--step-column", "step"]):
+        shown = run("study", store, *option)
+        assert shown.exit_code == 1
+        assert f"{option[0]}" in shown.output
+        assert "has no meaning for a store of probes" in shown.output
+
+
+def test_a_store_of_another_schema_is_no_folder_of_logs(store: Path) -> None:
+    manifest = store / "failslow-probes.json"
+    manifest.write_text(manifest.read_text().replace("probe-store/1", "probe-store/2"))
+
+    shown = run("study", store)
+
+    assert shown.exit_code == 1
+    assert "a store of schema failslow.probe-store/2, and this failslow knows" in shown.output
+    assert len(shown.output.strip().splitlines()) == 1
+
+
 def test_a_folder_of_logs_is_no_store(tmp_path: Path) -> None:
     examples = Path(__file__).resolve().parents[2] / "examples" / "logs"
 
@@ -130,6 +149,58 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _crash(spec: Any, **more: Any) -> tuple[str, ...]:
+    from dataclasses import replace
+
+    return fake_command(replace(spec, probe_id=f"crash-{spec.probe_id}"), **more)
+
+
+def test_a_campaign_of_which_nothing_came_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def a_machine(command: Any) -> None:
+        monkeypatch.setattr(
+            "failslow.probe.executors.LocalExecutor", lambda: LocalExecutor(command=command)
+        )
+
+    a_machine(_crash)
+    failed = run("probe", "campaign", tmp_path / "s", "--probes", "1x2", "--retries", "1")
+    assert failed.exit_code == 1
+    told = failed.output.strip().splitlines()[-1]
+    assert "no probe finished: 2 probes given up at --retries 1, the last one failed: " in told
+    assert told.endswith("no torch here; --retries 2 tries again")
+
+    a_machine(_quick)
+    more = run("probe", "campaign", tmp_path / "s", "--probes", "1x3", "--retries", "1")
+    assert more.exit_code == 0
+    assert "warning: 2 probes given up" in more.output
+    more = run("probe", "campaign", tmp_path / "s", "--probes", "1x3", "--retries", "2")
+    assert more.exit_code == 0
+    assert "given up" not in more.output
+
+
+def test_after_a_halt_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def a_machine(command: Any) -> None:
+        monkeypatch.setattr(
+            "failslow.probe.executors.LocalExecutor", lambda: LocalExecutor(command=command)
+        )
+
+    a_machine(_crash)
+    arguments = ("probe", "campaign", tmp_path / "s", "--probes", "1x6", "--retries", "0")
+
+    halted = run(*arguments)
+    assert halted.exit_code == 1
+    assert "5 attempts failed one after the other" in halted.output
+    assert "given up" not in halted.output
+
+    a_machine(_quick)
+    mended = run(*arguments, "--json")
+    assert mended.exit_code == 0
+    assert json.loads(mended.stdout)["campaign"]["finished"] == 6
+
+
 def _quick(spec: Any, **more: Any) -> tuple[str, ...]:
     from dataclasses import replace
 
@@ -167,6 +238,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
     assert "is no KEY=VALUE" in told("--probes", "4x2", "--executor", "slurm", "--slurm", "x")
     assert "--slurm has no meaning" in told("--probes", "1x2", "--slurm", "qos=low")
     assert "nothing to synchronise" in told("--probes", "1x2", "--workers", "1")
+    assert "must be over 0 and at most 604800" in told("--probes", "1x2", "--duration", "inf")
     assert "--probes" in told()
     assert not (tmp_path / "s").exists()
     assert run("probe", "campaign", tmp_path / "s", "--probes", "1x1").exit_code == 0

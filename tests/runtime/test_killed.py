@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from itertools import pairwise
 from statistics import median
 
@@ -19,8 +18,6 @@ from tests.transport.servers import (
     skip_without_redis,
     until,
 )
-
-from failslow.runtime.launch import Keeper
 
 SETTINGS = {"FAILSLOW_RUNTIME_BLIND_AFTER_S": "3", "FAILSLOW_RUNTIME_POLL_S": "0.05"}
 
@@ -78,17 +75,7 @@ def test_the_parts_are_killed_and_come_back_or_are_missed() -> None:
         steps = [e.record.step for e in job.steps()]
         assert steps == sorted(set(steps))
 
-        # the worker itself will start it again, though an agent is there
-        os.kill(supervisor, signal.SIGKILL)
-        os.kill(job.pid("controller"), signal.SIGKILL)
-        job.until(lambda: len(job.health("controller", event="resumed")) == 2, 120.0)
-        assert job.supervisor() != supervisor, "init has adopted the agent"
-        advance(job, 20, workers=2)
-        (again,) = job.ours("failslow.runtime.supervise")
-        supervisor = again.pid
-        time.sleep(1.5 * Keeper.EVERY_S)  # it was seen to have come up
-
-        # both again; until then it must be said
+        # the worker itself will start them again; until then it must be said
         os.kill(supervisor, signal.SIGKILL)
         os.kill(job.pid("agent"), signal.SIGKILL)
         job.until(lambda: job.health("agent", ok=False))
@@ -101,6 +88,22 @@ def test_the_parts_are_killed_and_come_back_or_are_missed() -> None:
         training_was_unaffected(job, 0.06)
         until(lambda: not job.ours(), 20.0)
         assert job.health("controller")[-1]["event"] == "ended"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_supervisor_and_controller_are_killed_beside_an_agent_and_come_back() -> None:
+    with watched(world=2, environ=SETTINGS) as job:
+        advance(job, 30, workers=2)
+        supervisor = job.supervisor()
+        os.kill(supervisor, signal.SIGKILL)
+        os.kill(job.pid("controller"), signal.SIGKILL)
+        job.until(lambda: job.health("controller", event="resumed"), 120.0)
+        assert job.supervisor() != supervisor, "init has adopted the agent"
+        advance(job, 20, workers=2)
+        job.stop()
+        training_was_unaffected(job, 0.06)
+        until(lambda: not job.ours(), 20.0)
 
 
 @pytest.mark.timeout(300)

@@ -178,7 +178,7 @@ def campaign(
 
     The sizes are mixed evenly. Ctrl-C or SIGTERM preempts what runs, keeps what it has measured,
     and the same command goes on later; a crash loses no more than the running probes. Exit code:
-    0 all probes came to an end, 1 it could not go on, 130 stopped.
+    0 all probes came to an end, 1 none finished or it could not go on, 130 stopped.
     """  # fmt: skip
     from failslow.probe.campaign import Campaign, Halt
     from failslow.probe.runner import CampaignStop, TrainingJob, run_campaign
@@ -208,17 +208,39 @@ def campaign(
             runs_on.close()
         records = writer.records
     _show(store, what, records, training=training, end=end, json=json, quiet=quiet)
+    tally = what.tally()
+    given_up = _given_up_text(what, records)
     if isinstance(end, Halt):
         why = next(r.why for r in reversed(records) if r.ending == "failed")
         report_error(
             f"{end.failures} attempts failed one after the other, the last one: {why}; "
-            "the same command goes on once that is mended"
+            f"the same command goes on once that is mended{given_up and f'; {given_up}'}"
         )
         raise typer.Exit(1)
+    if end is not None and not tally.finished:
+        report_error(f"no probe finished: {given_up}")
+        raise typer.Exit(1)
+    if given_up:
+        note(f"warning: {given_up}")
     if end is None:
-        left = what.tally().left
-        note(f"stopped with {left} of {what.tally().total} probes left; the same command goes on")
+        note(f"stopped with {tally.left} of {tally.total} probes left; the same command goes on")
         raise typer.Exit(130)
+
+
+def _given_up_text(what: Campaign, records: Sequence[ProbeRecord]) -> str:
+    """How many probes are not tried again, why, and what would do so; "" for none."""
+    from failslow.report import units
+
+    given_up = what.given_up
+    if not given_up:
+        return ""
+    last = next((r for r in reversed(records) if r.probe in given_up), None)
+    why = "" if last is None else f", the last one {last.ending}: {last.why}"
+    number = units.plural(len(given_up), "probe")
+    return (
+        f"{number} given up at --retries {what.plan.retries}{why}; "
+        f"--retries {what.retries_for_all} tries again"
+    )
 
 
 def ended_text(record: ProbeRecord) -> str:

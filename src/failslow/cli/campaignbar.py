@@ -40,7 +40,7 @@ class _Bar(Audience):
         if name in self._running:
             self._running.remove(name)
         self._hit += record.result is not None and record.result.is_slow
-        self._bar.console.print(Text(self._text(record)), soft_wrap=True)
+        self._bar.console.print(Text(_harmless(self._text(record))), soft_wrap=True)
         self._draw(tally)
 
     def looked(self, tally: Tally, *, queued: int, step: Step) -> None:
@@ -56,6 +56,11 @@ class _Bar(Audience):
         parts = [f"{self._hit} hit", ", ".join(running), *more]
         description = " · ".join(part for part in parts if part)
         self._bar.update(self._task, completed=tally.total - tally.left, description=description)
+
+
+def _harmless(text: str) -> str:
+    """Names and last words come from other machines: none of them moves the cursor."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 @contextmanager

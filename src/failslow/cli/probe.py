@@ -321,6 +321,18 @@ def _check_out(path: Path) -> None:
     """Before a minute is spent on what cannot be written."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise OutputError(f"--out {path}: its folder does not exist, or it is one; name a file")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
+    try:
+        # as the result will be written, and gone at once
+        with tempfile.TemporaryFile(dir=path.resolve().parent) as tried:
+            tried.write(b"tried")
+            tried.flush()
+    except OSError as error:
+        raise OutputError(
+            f"--out {path}: cannot be written: {error.strerror or error}; name a file in a folder "
+            "that is yours to write and has room"
+        ) from None
 
 
 @contextmanager
@@ -356,18 +368,20 @@ def _bar(spec: ProbeSpec, *, enabled: bool) -> Iterator[Callable[[Progress], Non
 
 def _tell(result: ProbeResult, *, out: Path | None, json: bool, quiet: bool) -> None:
     line = result.to_json() + "\n"
-    if out is not None:
-        from failslow.report.files import write_atomically
-
-        write_atomically(out, [line])
-    if json:
-        emit(line)
-    elif not quiet:
-        emit_view(_table(result))
-        for text in result.evidence:
-            note(f"  {text}")
+    try:
+        if json:
+            emit(line)
+        elif not quiet:
+            emit_view(_table(result))
+            for text in result.evidence:
+                note(f"  {text}")
+    finally:  # whichever of the two fails, the other is there
         if out is not None:
-            note(f"wrote {out}")
+            from failslow.report.files import write_atomically
+
+            write_atomically(out, [line])
+    if out is not None and not json and not quiet:
+        note(f"wrote {out}")
 
 
 def _table(result: ProbeResult) -> Table:

@@ -7,6 +7,7 @@ $ failslow study logs/ --json | jq '.hit, .jct_increase_pct.mean_hit'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,8 @@ def study(
     """Characterise many jobs: how many were hit, for how long, at what cost.
 
     Every log is one job; of a store of failslow probe campaign, every probe is one, and the nodes
-    that recur are named. Exit code: 0 done, 1 something could not be read.
+    that recur are named. Exit code: 0 done, 1 a log or the store could not be read; parts of a
+    store that are left out are warned of.
     """
     if simulate is not None:
         _simulated(
@@ -86,6 +88,19 @@ def study(
     if not paths:
         raise typer.BadParameter("name logs, or --simulate SEED", param_hint="PATH")
     if _store(paths):
+        _refuse_for_store(
+            {
+                "--format": format,
+                "--time-column": time_column,
+                "--step-column": step_column,
+                "--work-column": work_column,
+                "--timestamp-column": timestamp_column,
+                "--time-unit": time_unit,
+                "--min-slowdown": min_slowdown,
+                "--min-duration": min_duration,
+                "--config": config,
+            }
+        )
         _probes(Path(paths[0]), json=json, html=html, quiet=quiet)
         return
     batch = analyze_paths(
@@ -131,6 +146,16 @@ def _store(paths: list[str]) -> bool:
             f"{stores[0]} is a store of probes: name it alone", param_hint="PATH"
         )
     return bool(stores)
+
+
+def _refuse_for_store(given: Mapping[str, object]) -> None:
+    """The probes of a store were read, and judged, when they ended."""
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(
+                "has no meaning for a store of probes, which is judged already; leave it out",
+                param_hint=name,
+            )
 
 
 def _probes(store: Path, *, json: bool, html: Path | None, quiet: bool) -> None:

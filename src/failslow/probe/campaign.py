@@ -21,6 +21,7 @@ No probe overtakes a larger one that waits for nodes, or the larger would wait f
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class CampaignPlan:
     retries: int = 2
     """How often a probe that was preempted or failed is tried again."""
     failures_in_a_row: int = 5
-    """Failed attempts one after the other that end a campaign: then it is no bad luck."""
+    """Failed attempts one after the other that end a campaign: then it is no bad luck, and none of
+    them is counted against its probe."""
 
     def __post_init__(self) -> None:
         sizes = [size.nodes for size in self.sizes]
@@ -96,8 +98,8 @@ class CampaignPlan:
             ("retries", self.retries, 0),
             ("failures in a row", self.failures_in_a_row, 1),
         ):
-            if not value >= least:
-                raise ConfigError(f"{name} is {value:g}; it must be at least {least}")
+            if not least <= value < math.inf:
+                raise ConfigError(f"{name} is {value:g}; it must be at least {least}, and finite")
         if self.max_nodes is not None and self.max_nodes < max(sizes):
             raise ConfigError(
                 f"a probe of {max(sizes)} nodes never fits into {self.max_nodes}; raise the "
@@ -184,7 +186,10 @@ class Campaign:
         self._probes = plan.probes()
         self._place = {name: place for place, name in enumerate(self._probes)}
         self._attempts: Counter[str] = Counter()
-        self._counted: Counter[str] = Counter()
+        self._tried: Counter[str] = Counter()
+        self._forgiven: Counter[str] = Counter()
+        self._row: list[str] = []
+        """Probes of the failed attempts since the last that did not fail, of earlier runs too."""
         self._finished: set[str] = set()
         self._running: set[str] = set()
         self._last_start_t: float | None = None
@@ -204,7 +209,7 @@ class Campaign:
             return Wait(until_t=None) if self._running else Over()
         if len(self._running) >= self.plan.concurrency:
             return Wait(until_t=None)
-        name = min(waiting, key=lambda name: (self._counted[name], self._place[name]))
+        name = min(waiting, key=lambda name: (self._tried[name], self._place[name]))
         size = self._probes[name]
         if self.plan.max_nodes is not None:
             taken = sum(self._probes[other].nodes for other in self._running)
@@ -236,27 +241,49 @@ class Campaign:
 
     def tally(self) -> Tally:
         """How far it is."""
-        given_up = sum(
-            name not in self._finished and name not in self._running and not self._is_open(name)
-            for name in self._probes
-        )
         return Tally(
             total=len(self._probes),
             finished=len(self._finished),
-            given_up=given_up,
+            given_up=len(self.given_up),
             running=len(self._running),
         )
+
+    @property
+    def given_up(self) -> frozenset[str]:
+        """Probes that are not tried again, as often as they were preempted or failed."""
+        busy = self._finished | self._running
+        return frozenset(n for n in self._probes if n not in busy and not self._is_open(n))
+
+    @property
+    def retries_for_all(self) -> int:
+        """With which none of the probes would be given up by now."""
+        spent = (self._spent(name) for name in self._probes if name not in self._finished)
+        return max(self.plan.retries, max(spent, default=0))
 
     def _is_open(self, name: str) -> bool:
         """Whether it may be started once more."""
         return (
             name not in self._finished
             and name not in self._running
-            and self._counted[name] <= self.plan.retries
+            and self._spent(name) <= self.plan.retries
         )
 
+    def _spent(self, name: str) -> int:
+        """How often it was preempted or failed, but for what was no fault of its own."""
+        return self._tried[name] - self._forgiven[name]
+
     def _count(self, name: str, ending: Ending) -> None:
+        if ending == "stopped":
+            return
         if ending == "finished":
             self._finished.add(name)
-        elif ending != "stopped":
-            self._counted[name] += 1
+        else:
+            self._tried[name] += 1
+        if ending != "failed":
+            self._row.clear()
+            return
+        self._row.append(name)
+        if len(self._row) == self.plan.failures_in_a_row:
+            self._forgiven.update(self._row)
+        elif len(self._row) > self.plan.failures_in_a_row:
+            self._forgiven[name] += 1

@@ -135,10 +135,12 @@ class ProbeJob:
     def __enter__(self) -> ProbeJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         shim = Path(__file__).with_name("worker.py")
-        command = [self._python, str(shim), str(os.getpid()), str(train_script())]
-        command += self._arguments()
+        training = [str(train_script()), *self._arguments()]
         common = self._variables()
         for local, rank in enumerate(self.ranks):
+            meets = f"{self.place.host}:{common['MASTER_PORT']}"
+            serves = meets if rank == 0 and self.spec.nodes == 1 else ""
+            command = [self._python, str(shim), str(os.getpid()), serves, *training]
             log = self.folder / f"rank{rank}.log"
             self._logs.append(log)
             try:
@@ -234,9 +236,10 @@ class ProbeJob:
         kept = {n: v for n, v in self._environ.items() if n not in _LAUNCHERS}
         return {
             "OMP_NUM_THREADS": "1",
-            **({"GLOO_SOCKET_IFNAME": "lo"} if spec.nodes == 1 else {}),
+            **(_LOOPBACK if spec.nodes == 1 else {}),
             **SETTINGS,
             **kept,
+            **(_STORE_IS_SERVED if spec.nodes == 1 else {}),
             "FAILSLOW": "1",
             "FAILSLOW_MODE": "advise",
             "FAILSLOW_JOB": f"probe-{spec.probe_id}",
@@ -265,6 +268,12 @@ _LAUNCHERS = frozenset(
     }
 )
 """Of whatever started us: they would tell the workers that they are its own."""
+
+
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Nothing of a probe on one node is for others to reach. What the environment sets outranks it."""
+_STORE_IS_SERVED = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+"""As torchrun tells its workers: the store is there, and none of them is to listen (worker.py)."""
 
 
 def _free_port() -> int:

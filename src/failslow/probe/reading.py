@@ -18,7 +18,7 @@ from failslow.probe.accuse import Accused, accuse
 from failslow.probe.fleet import FleetReference
 from failslow.probe.job import grid_of
 from failslow.probe.measures import NodeSeries, measures, node_series
-from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState
+from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState, nameless
 from failslow.records import Diagnosis, Episode, StepSample, Verdict
 
 __all__ = ["Ending", "read_result"]
@@ -293,7 +293,7 @@ def _from_start_text(times: _Times, fleet: FleetReference | None) -> str:
 def _nodes(told: _Told, spec: ProbeSpec, ending: Ending) -> tuple[str, ...]:
     """Names by node rank, as the workers' records have them."""
     found = [
-        told.nodes.get(index * spec.workers_per_node, f"node {index}")
+        told.nodes.get(index * spec.workers_per_node, nameless(index))
         for index in range(spec.nodes)
     ]
     if ending.node:

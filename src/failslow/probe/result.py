@@ -24,6 +24,7 @@ In: a `ProbeSpec`. Out: the command that runs it on a node, and of a finished pr
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,7 +42,9 @@ __all__ = [
     "ProbeState",
     "ResultClass",
     "SizeClass",
+    "check_duration",
     "command",
+    "nameless",
 ]
 
 SCHEMA = "failslow.probe/1"
@@ -58,6 +61,9 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
+_LONGEST_S = 7 * 86_400.0
+"""A probe is a look, not a load."""
+_NAMELESS = re.compile(r"node \d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ class ProbeResult:
     probe_id: str
     campaign: str = ""
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Host names, in the order of node ranks."""
+    """Host names, in the order of node ranks; `nameless` where one is not known."""
     workers: _Count
     """Of the whole probe."""
     tp: _Count = 1
@@ -138,6 +144,18 @@ class ProbeResult:
     def duration_s(self) -> float:
         """Wall time from start to end."""
         return self.end_t - self.begin_t
+
+    @property
+    def trained_s(self) -> float:
+        """Time its iterations took together; 0 where so few were seen that nothing is said."""
+        pace_s = self.reference_iteration_s or self.healthy_iteration_s
+        return 0.0 if pace_s is None else self.iterations * pace_s + self.lost_s
+
+    @property
+    def known_nodes(self) -> tuple[str, ...]:
+        """Those whose names are known, each once."""
+        named = (node for node in self.nodes if _NAMELESS.fullmatch(node) is None)
+        return tuple(dict.fromkeys(named))
 
     def to_json(self) -> str:
         """One line of schema failslow.probe/1, without a line end."""
@@ -215,11 +233,9 @@ class ProbeSpec:
                 f"nodes ({self.nodes}) and workers_per_node ({self.workers_per_node}) must be at "
                 "least 1"
             )
-        if self.duration_s <= 0 or (self.iterations is not None and self.iterations < 1):
-            raise ValueError(
-                f"duration_s ({self.duration_s}) must be over 0, iterations ({self.iterations}) "
-                "at least 1"
-            )
+        check_duration(self.duration_s)
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(f"iterations ({self.iterations}) must be at least 1")
 
     @property
     def workers(self) -> int:
@@ -234,6 +250,19 @@ class ProbeSpec:
     def again(self, probe_id: str) -> ProbeSpec:
         """The same under another name: a retry."""
         return replace(self, probe_id=probe_id)
+
+
+def nameless(index: int) -> str:
+    """Stands for a node whose name is not known; no host is called so."""
+    return f"node {index}"
+
+
+def check_duration(duration_s: float) -> None:
+    """ValueError with value and limit where no probe can train for so long."""
+    if not 0 < duration_s <= _LONGEST_S:
+        raise ValueError(
+            f"duration_s ({duration_s}) must be over 0 and at most {_LONGEST_S:.0f}, a week"
+        )
 
 
 def command(

@@ -27,6 +27,7 @@ from failslow.probe.fleet import FleetReference
 from failslow.probe.job import Place, ProbeJob
 from failslow.probe.reading import Ending, read_result
 from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState
+from failslow.probe.signals import handled
 from failslow.records import Episode, StepSample, Verdict
 from failslow.runtime.rendezvous import node_name
 
@@ -56,21 +57,18 @@ class Stop:
         """The last signal."""
 
     def __call__(self, number: int, _frame: object = None) -> None:
-        """A signal came."""
-        self.count += 1
-        self.number = number
+        """A signal came. A terminal that goes may send SIGHUP more than once: that is no hurry."""
+        if number != signal.SIGHUP or self.count == 0:
+            self.count += 1
+            self.number = number
 
     @classmethod
     @contextmanager
     def on_signals(cls) -> Iterator[Stop]:
         """SIGTERM, SIGINT and SIGHUP count, until the block is left."""
         stop = cls()
-        before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-        try:
+        with handled(stop):
             yield stop
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @dataclass(slots=True)

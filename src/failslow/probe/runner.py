@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from failslow.errors import ProbeError
+from failslow.errors import ConfigError, ProbeError
 from failslow.probe.campaign import Campaign, Ending, Halt, Over, Start, Step, Tally, Wait
 from failslow.probe.executors.base import Executor, Job
-from failslow.probe.result import Preset, ProbeResult, ProbeSpec
+from failslow.probe.result import Preset, ProbeResult, ProbeSpec, check_duration
+from failslow.probe.signals import handled
 from failslow.probe.store import StoreWriter
 from failslow.probe.store_parts import ProbeRecord
 
@@ -41,6 +42,13 @@ class TrainingJob:
     duration_s: float = 60.0
     preset: Preset = "cpu"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """ConfigError where a probe would refuse it, and before a store is made of it."""
+        try:
+            check_duration(self.duration_s)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def spec(self, campaign: str, start: Start) -> ProbeSpec:
         """Of one attempt."""
@@ -103,7 +111,10 @@ class CampaignStop:
         self._event.wait(seconds)
 
     def _told(self, number: int, _frame: object) -> None:
-        second, self.number = self.number is not None, number
+        # a terminal that goes may send SIGHUP more than once: that is no hurry
+        second = self.number is not None and number != signal.SIGHUP
+        if self.number is None or second:
+            self.number = number
         self._event.set()
         if second:
             raise KeyboardInterrupt
@@ -113,14 +124,8 @@ class CampaignStop:
     def on_signals(cls) -> Iterator[CampaignStop]:
         """SIGTERM, SIGINT and SIGHUP stop it until the block is left; the second one interrupts."""
         stop = cls()
-        before = {
-            n: signal.signal(n, stop._told) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        }
-        try:
+        with handled(stop._told):
             yield stop
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @dataclass(slots=True)
@@ -129,10 +134,10 @@ class _Running:
     job: Job
     folder: Path
     submitted_t: float
-    begun_t: float | None = None
-    """When it was first seen to run: until then it waits for nodes."""
-    told_t: float | None = None
-    """When it was told to end."""
+    begun_s: float | None = None
+    """When it was first seen to run: until then it waits for nodes..."""
+    told_s: float | None = None
+    """...and when it was told to end, by a clock that nobody sets."""
     overdue: bool = False
     """Because it took too long."""
 
@@ -147,10 +152,12 @@ def run_campaign(
     audience: Audience | None = None,
     limits: Limits | None = None,
     clock: Callable[[], float] = time.time,
+    ticks: Callable[[], float] = time.monotonic,
 ) -> Over | Halt | None:
     """Until it is over, halted, or, None, stopped. The executor is the caller's to close.
 
-    clock: epoch seconds. Raises ProbeError where the store cannot be written.
+    clock: epoch seconds. ticks: seconds of a clock that is never set. Raises ProbeError where the
+    store cannot be written.
     """
     run = _Run(
         campaign,
@@ -159,6 +166,7 @@ def run_campaign(
         executor=executor,
         audience=audience or Audience(),
         limits=limits or Limits(),
+        ticks=ticks,
     )
     while True:
         now_t = clock()
@@ -168,7 +176,7 @@ def run_campaign(
             run.start(step, now_t)
             continue
         if stop.is_told:
-            run.tell_all(now_t)
+            run.tell_all()
         if not run.running and (stop.is_told or isinstance(step, Over | Halt)):
             return step if isinstance(step, Over | Halt) else None
         run.audience.looked(campaign.tally(), queued=run.queued, step=step)
@@ -193,9 +201,11 @@ class _Run:
         executor: Executor,
         audience: Audience,
         limits: Limits,
+        ticks: Callable[[], float],
     ) -> None:
         self.campaign, self.training, self.store = campaign, training, store
         self.executor, self.audience, self.limits = executor, audience, limits
+        self.ticks = ticks
         self.running: list[_Running] = []
         self.queued = 0
 
@@ -213,6 +223,7 @@ class _Run:
 
     def look(self, now_t: float) -> None:
         self.queued = 0
+        now_s = self.ticks()
         for one in list(self.running):
             state = one.job.state()
             if state == "ended":
@@ -221,19 +232,20 @@ class _Run:
                 continue
             if state == "queued":
                 self.queued += 1
-            elif one.begun_t is None:
-                one.begun_t = now_t
-            elif now_t - one.begun_t > self.training.duration_s + self.limits.overtime_s:
-                one.overdue = one.overdue or one.told_t is None
-                self._tell(one, now_t)
+            elif one.begun_s is None:
+                one.begun_s = now_s
+            elif now_s - one.begun_s > self.training.duration_s + self.limits.overtime_s:
+                one.overdue = one.overdue or one.told_s is None
+                self._tell(one, now_s)
 
-    def tell_all(self, now_t: float) -> None:
+    def tell_all(self) -> None:
+        now_s = self.ticks()
         for one in self.running:
-            self._tell(one, now_t)
+            self._tell(one, now_s)
 
-    def _tell(self, one: _Running, now_t: float) -> None:
-        one.told_t = now_t if one.told_t is None else one.told_t
-        if now_t - one.told_t > self.limits.leave_s:
+    def _tell(self, one: _Running, now_s: float) -> None:
+        one.told_s = now_s if one.told_s is None else one.told_s
+        if now_s - one.told_s > self.limits.leave_s:
             one.job.kill()
         else:
             one.job.stop()
@@ -272,7 +284,7 @@ def _judge(one: _Running, result: ProbeResult | None) -> tuple[Ending, str]:
     """How it ended, and why not well."""
     if result is not None and result.state == "done":
         return "finished", ""
-    if one.told_t is not None and not one.overdue:
+    if one.told_s is not None and not one.overdue:
         return "stopped", "the campaign was stopped"
     if not one.overdue and (result.state == "preempted" if result else one.job.preempted()):
         return "preempted", "told to end before its time"

@@ -19,11 +19,13 @@ dies loses at most the probes that were running. Any tool that reads Parquet rea
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +35,16 @@ from types import TracebackType
 from typing import Any
 
 from failslow.errors import ProbeError
-from failslow.probe.campaign import Attempt
-from failslow.probe.store_parts import ProbeRecord, draft_part, open_database, read_parts
+from failslow.probe.campaign import Attempt, Ending
+from failslow.probe.executors.base import RESULT_FILE
+from failslow.probe.result import ProbeResult, ProbeState
+from failslow.probe.store_parts import (
+    ProbeRecord,
+    draft_part,
+    name_of_part,
+    open_database,
+    read_parts,
+)
 
 __all__ = [
     "SCHEMA",
@@ -49,6 +59,21 @@ SCHEMA = "failslow.probe-store/1"
 _MANIFEST, _LOCK, _HISTORY = "failslow-probes.json", "writer.lock", "history.jsonl"
 _PARTS, _FOLDERS = "parts", "probes"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_DRAFT = re.compile(rf"\.(?:{re.escape(_MANIFEST)}|{re.escape(_HISTORY)})\.[0-9a-f]{{8}}")
+_ENDED: dict[ProbeState, Ending] = {"done": "finished", "preempted": "stopped", "failed": "failed"}
+"""How an attempt ended whose campaign did not see it: only that one can have told it to end."""
+_REMEDIES = {
+    errno.ENOSPC: "make room there, and run the same command again",
+    errno.EDQUOT: "make room there, and run the same command again",
+    errno.EROFS: "nothing can be written there; use another folder",
+    errno.EACCES: "it must be yours to read and write",
+    errno.EPERM: "it must be yours to read and write",
+    errno.ENOLCK: "its file system has no locks; use a folder on another one",
+    errno.EOPNOTSUPP: "its file system has no locks; use a folder on another one",
+    errno.ENOSYS: "its file system has no locks; use a folder on another one",
+    errno.ENOTDIR: "name a folder",
+    errno.EIO: "the disk fails; mend it, or use a folder on another one",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +91,9 @@ class StoreReading:
 
 
 def is_store(path: Path) -> bool:
-    """Whether the folder says that it is one."""
+    """Whether the folder says that it is one, of whatever schema."""
     try:
-        return SCHEMA in (path / _MANIFEST).read_text(encoding="utf-8")[:4096]
+        return (path / _MANIFEST).is_file()
     except (OSError, ValueError):
         return False
 
@@ -118,22 +143,25 @@ class StoreWriter:
     def attempts(self) -> list[Attempt]:
         """What a planner must know: also of attempts that were lost when a campaign was killed.
 
-        Their folder is all that is left of them; their numbers, and so their names, are not used
-        again, for what is left of their processes may still be about to end.
+        Their folder is all that is left of them, or a part that cannot be read; their numbers, and
+        so their names, are not used again: what is left of their processes may still be about to
+        end, and the part is not ours to replace.
         """
         found = [record.as_attempt for record in self._records]
-        kept = {(attempt.probe, attempt.number) for attempt in found}
+        lost: dict[tuple[str, int], float] = {}
         for folder in sorted((self.path / _FOLDERS).glob("*.*")):
             probe, _, number = folder.name.rpartition(".")
-            if number.isdecimal() and (probe, int(number)) not in kept:
-                found.append(
-                    Attempt(
-                        probe=probe,
-                        number=int(number),
-                        ending="stopped",
-                        started_t=folder.stat().st_mtime,
-                    )
-                )
+            if number.isdecimal():
+                lost[probe, int(number)] = folder.stat().st_mtime
+        for part in sorted((self.path / _PARTS).glob("*.parquet")):
+            if (name := name_of_part(part)) is not None:
+                lost.setdefault(name, part.lstat().st_mtime)
+        for attempt in found:
+            lost.pop((attempt.probe, attempt.number), None)
+        found += [
+            Attempt(probe=probe, number=number, ending="stopped", started_t=started_t)
+            for (probe, number), started_t in lost.items()
+        ]
         return found
 
     @property
@@ -153,12 +181,16 @@ class StoreWriter:
             stack.callback(os.close, _lock(self.path / _LOCK))
             manifest = self._manifest_of_this_job()
             self.campaign = manifest["campaign"]
-            for draft in (self.path / _PARTS).glob(".*"):
+            drafts = [p for p in self.path.iterdir() if _DRAFT.fullmatch(p.name)]
+            for draft in (*drafts, *(self.path / _PARTS).glob(".*")):
                 draft.unlink()  # of a writer that died
-            self._records, warnings = read_parts(self._database, self.path / _PARTS)
+            self._records, warnings = read_parts(
+                self._database, self.path / _PARTS, all_readable=True
+            )
             self.warnings = tuple(warnings)
             lines = "".join(map(_history_line, self._records))
             _replace(self.history, lines.encode())
+            self._adopt()
             self._stack = stack.pop_all()
         return self
 
@@ -174,6 +206,11 @@ class StoreWriter:
         """Keep it: when this returns, it is on disk. Raises ProbeError where that fails."""
         target = self.path / _PARTS / record.file_name
         with _disk(target):
+            if os.path.lexists(target):
+                raise ProbeError(
+                    f"{target}: is there already, and is not replaced; run the same command again: "
+                    "it counts on from there"
+                )
             draft = draft_part(self._database, record, target.parent)
             _flush(draft)
             draft.replace(target)
@@ -181,6 +218,35 @@ class StoreWriter:
             with self.history.open("a", encoding="utf-8") as history:
                 history.write(_history_line(record))
         self._records.append(record)
+
+    def _adopt(self) -> None:
+        """Keep the results of attempts that ended when nobody could: the disk was full, say."""
+        known = {(record.probe, record.attempt) for record in self._records}
+        for folder in sorted((self.path / _FOLDERS).glob("*.*")):
+            probe, _, digits = folder.name.rpartition(".")
+            number = int(digits) if digits.isdecimal() else 0
+            if number < 1 or (probe, number) in known or _NAME.fullmatch(probe) is None:
+                continue
+            result = _result_in(folder, f"{self.campaign}-{folder.name}")
+            if result is None:
+                continue
+            record = ProbeRecord(
+                probe=probe,
+                attempt=number,
+                ending=_ENDED[result.state],
+                wanted_nodes=len(result.nodes),
+                executor="unknown",
+                submitted_t=result.begin_t,
+                ended_t=result.end_t,
+                why="" if result.state == "done" else result.error or "its campaign had ended",
+                result=result,
+            )
+            if os.path.lexists(self.path / _PARTS / record.file_name):
+                continue  # a part that cannot be used: not ours to replace
+            self.add(record)
+            if record.ending == "finished" and result.result == "healthy":
+                shutil.rmtree(folder, ignore_errors=True)
+        self._records.sort(key=lambda r: (r.ended_t, r.probe, r.attempt))
 
     def _manifest_of_this_job(self) -> dict[str, Any]:
         path = self.path / _MANIFEST
@@ -204,40 +270,65 @@ class StoreWriter:
         return manifest
 
 
+def _result_in(folder: Path, probe_id: str) -> ProbeResult | None:
+    """What the attempt of that name has left there."""
+    try:
+        found = ProbeResult.from_json((folder / RESULT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if found.probe_id == probe_id else None
+
+
 def _history_line(record: ProbeRecord) -> str:
     return f"{record.result.to_json()}\n" if record.result is not None else ""
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raises ProbeError where the folder holds anything that is not of a store."""
+    """Raises ProbeError where the folder holds anything that is not of a store of this schema."""
     ours = {_MANIFEST, _PARTS, _LOCK, _HISTORY, _FOLDERS}
-    if not path.exists() or is_store(path):
+    if is_store(path):
+        _manifest(path)
         return
-    foreign = (
-        sorted(p.name for p in path.iterdir() if p.name not in ours) if path.is_dir() else [""]
-    )
-    if foreign:
+    if not path.exists():
+        return
+    names = [p.name for p in path.iterdir()] if path.is_dir() else [""]
+    # a writer that died may have left a draft
+    if any(name not in ours and not _DRAFT.fullmatch(name) for name in names):
         raise ProbeError(
             f"{path}: is there and is no store of probes; name a folder that is new or empty"
         )
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Raises ProbeError where there is none."""
+    """Raises ProbeError where there is none, or one that is not known."""
+    file = path / _MANIFEST
     try:
-        found = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        if (
-            found["schema"] == SCHEMA
-            and _NAME.fullmatch(found["campaign"])
-            and isinstance(found["job"], dict)
-        ):
-            return dict(found)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    raise ProbeError(
-        f"{path}: no store of probes ({_MANIFEST} of schema {SCHEMA} is not in it); "
-        "failslow probe campaign makes one"
-    )
+        with _disk(file):
+            found = (json.loads(file.read_bytes()) or {}) if is_store(path) else None
+    except (ValueError, RecursionError):
+        found = {}
+    if found is None:
+        raise ProbeError(
+            f"{path}: no store of probes ({_MANIFEST} is not in it); "
+            "failslow probe campaign makes one"
+        )
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, str) and schema != SCHEMA:
+        raise ProbeError(
+            f"{path}: a store of schema {schema[:80]}, and this failslow knows {SCHEMA}; use the "
+            "failslow that made it, or another folder"
+        )
+    if (
+        schema != SCHEMA
+        or not isinstance(found.get("campaign"), str)
+        or _NAME.fullmatch(found["campaign"]) is None
+        or not isinstance(found.get("job"), dict)
+    ):
+        raise ProbeError(
+            f"{file}: torn, or no manifest of a store of probes ({SCHEMA}); restore it, or use "
+            "another folder"
+        )
+    return dict(found)
 
 
 @contextlib.contextmanager
@@ -246,9 +337,8 @@ def _disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ProbeError(
-            f"{path}: {error.strerror or error}; it must be yours to read and write"
-        ) from None
+        remedy = _REMEDIES.get(error.errno or 0, "mend that, or use another folder")
+        raise ProbeError(f"{path}: {error.strerror or error}; {remedy}") from None
 
 
 def _lock(path: Path) -> int:

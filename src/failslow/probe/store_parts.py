@@ -11,6 +11,8 @@ and the whole result as JSON in `record`:
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -25,9 +27,12 @@ from failslow.probe.result import ProbeResult
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["ProbeRecord", "draft_part", "open_database", "read_parts"]
+__all__ = ["ProbeRecord", "draft_part", "name_of_part", "open_database", "read_parts"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_FILE = re.compile(r"([A-Za-z0-9_-]+)\.([1-9][0-9]{0,8})\.parquet")
+_PYTHON = {"VARCHAR": str, "INTEGER": int, "DOUBLE": float}
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 _ATTEMPT_COLUMNS = {
     "probe": "VARCHAR",
@@ -110,10 +115,23 @@ class ProbeRecord:
         )
 
 
-def read_parts(database: DuckDBPyConnection, folder: Path) -> tuple[list[ProbeRecord], list[str]]:
+def name_of_part(file: Path) -> tuple[str, int] | None:
+    """(probe, attempt) a part is named by; None: no part is named so.
+
+    >>> name_of_part(Path("4n-0007.2.parquet"))
+    ('4n-0007', 2)
+    """
+    found = _FILE.fullmatch(file.name)
+    return (found[1], int(found[2])) if found else None
+
+
+def read_parts(
+    database: DuckDBPyConnection, folder: Path, *, all_readable: bool = False
+) -> tuple[list[ProbeRecord], list[str]]:
     """All records, in the order they ended, and a line for each file that is left out.
 
-    Raises OSError where the folder cannot be read.
+    all_readable: a part the disk does not give is no reason to go on without it. Raises ProbeError
+    then, and OSError where the folder cannot be read.
     """
     # the pattern fits drafts too, whose names begin with a point
     files = sorted(p for p in folder.glob("*.parquet") if not p.name.startswith("."))
@@ -130,9 +148,22 @@ def read_parts(database: DuckDBPyConnection, folder: Path) -> tuple[list[ProbeRe
     rows: list[tuple[Any, ...]] = []
     try:
         rows = _rows(database, files)
-    except _database_error():
+    except (_database_error(), TypeError):
+        # one by one: a file must not decide about the others, or what types they have
         for file in files:
-            with leaving_out(file, _database_error()):
+            try:
+                with file.open("rb") as opened:
+                    opened.read()
+            except OSError as error:
+                why = error.strerror or str(error)
+                if all_readable and name_of_part(file) and not isinstance(error, IsADirectoryError):
+                    raise ProbeError(
+                        f"{file}: cannot be read: {why}; what it holds would be measured again: "
+                        "make it readable, or move it away"
+                    ) from None
+                warnings.append(f"{file}: left out: cannot be read: {why}")
+                continue
+            with leaving_out(file, _database_error(), TypeError):
                 rows += _rows(database, [file])
     for name, *values in rows:
         with leaving_out(name, ValueError, TypeError):
@@ -145,7 +176,10 @@ def read_parts(database: DuckDBPyConnection, folder: Path) -> tuple[list[ProbeRe
 
 
 def draft_part(database: DuckDBPyConnection, record: ProbeRecord, folder: Path) -> Path:
-    """A file with the record, of a name that `read_parts` passes over. Raises ProbeError."""
+    """A file with the record, of a name that `read_parts` passes over.
+
+    Raises OSError where the disk refuses it, else ProbeError.
+    """
     values = {name: getattr(record, name) for name in _ATTEMPT_COLUMNS}
     for name in _RESULT_COLUMNS:
         found = getattr(record.result, name, None)
@@ -158,20 +192,38 @@ def draft_part(database: DuckDBPyConnection, record: ProbeRecord, folder: Path) 
         database.execute(f"CREATE OR REPLACE TABLE part AS SELECT {columns}", values)
         database.table("part").write_parquet(str(draft), compression="zstd")
     except _database_error() as error:
-        raise ProbeError(f"{draft}: cannot be written: {_line(error)}") from None
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        # of what the disk said the library keeps the words alone
+        for number in _DISK:
+            if os.strerror(number) in str(error):
+                raise OSError(number, os.strerror(number)) from None
+        raise ProbeError(
+            f"{draft}: cannot be written: {_line(error)}; mend that, or use another folder"
+        ) from None
     return draft
 
 
 def _rows(database: DuckDBPyConnection, files: Sequence[Path]) -> list[tuple[Any, ...]]:
-    """File name, the columns of the attempt, and `record`, of every row. Raises duckdb.Error."""
+    """File name, the columns of the attempt, and `record`, of every row.
+
+    Raises duckdb.Error, and TypeError where values have other types: those of one file become all
+    others', whose values are then changed.
+    """
     if not files:
         return []
     # the reader takes names for patterns
     names = ["".join(f"[{c}]" if c in "[*?" else c for c in str(file)) for file in files]
     columns = ", ".join(("filename", *_ATTEMPT_COLUMNS, "record"))
-    return database.execute(
+    rows = database.execute(
         f"SELECT {columns} FROM read_parquet(?, filename = true, union_by_name = true)", [names]
     ).fetchall()
+    kinds = [str, *(_PYTHON[kind] for kind in _ATTEMPT_COLUMNS.values()), str]
+    for row in rows:
+        for value, kind in zip(row, kinds, strict=True):
+            if value is not None and type(value) is not kind:
+                raise TypeError(f"{value!r} is no {kind.__name__}")
+    return rows
 
 
 def _record(*values: Any) -> ProbeRecord:

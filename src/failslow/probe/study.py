@@ -8,11 +8,12 @@ at what cost; and which nodes are named again and again, more often than chance 
             mean_duration_s=1440.0, mean_jct_increase_pct=15.45, …)
     NodeHistory(node="gpu-17", probes=31, slow=9, named=8, spells=3, chance=0.0004, …)
 
-A job of the study is an attempt that measured enough: one that finished, or was told to end after
-half its time. A node is compared with all others by Fisher's exact test: how likely would at least
-so many of the culprits found be this one, were all nodes alike? As many nodes are tested, the
-likelihoods are corrected for that (Holm 1979). Probes that follow closely may see one and the same
-trouble: `spells` counts how often a node was named anew after probes that did not name it.
+A job of the study is an attempt that measured enough: one that trained so far that it had something
+to compare with, and finished, or was told to end after half its training. A node is compared with
+all others by Fisher's exact test: how likely would at least so many of the culprits found be this
+one, were all nodes alike? As many nodes are tested, the likelihoods are corrected for that (Holm
+1979). Probes that follow closely may see one and the same trouble: `spells` counts how often a node
+was named anew after probes that did not name it.
 """
 
 from __future__ import annotations
@@ -151,9 +152,12 @@ def study_probes(records: Iterable[ProbeRecord], *, duration_s: float) -> ProbeS
 
 
 def _measured(record: ProbeRecord, result: ProbeResult, duration_s: float) -> bool:
+    if result.reference_iteration_s is None and result.healthy_iteration_s is None:
+        return False  # too few iterations to say anything: that is not "healthy"
     if record.ending == "finished":
         return True
-    return result.state == "preempted" and result.duration_s >= _ENOUGH * duration_s
+    measured_s = min(result.duration_s, result.trained_s)  # start-up measures nothing
+    return result.state == "preempted" and measured_s >= _ENOUGH * duration_s
 
 
 def _row(nodes: int | None, records: Sequence[ProbeRecord], jobs: Sequence[StudyJob]) -> SizeRow:
@@ -182,7 +186,7 @@ def _nodes(jobs: Sequence[StudyJob]) -> tuple[NodeHistory, ...]:
     """jobs: in the order they began."""
     of_node: dict[str, list[StudyJob]] = defaultdict(list)
     for job in jobs:
-        for node in dict.fromkeys(job.result.nodes):
+        for node in job.result.known_nodes:
             of_node[node].append(job)
     names = sorted(of_node)
     counts = [

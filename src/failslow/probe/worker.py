@@ -1,9 +1,13 @@
-"""Runs a training script in a process that dies with whoever started it. Standard library only.
+"""Runs a training script in a process that dies with whoever started it.
 
-    python worker.py PARENT_PID train.py --steps 100
+    python worker.py PARENT_PID 127.0.0.1:41234 train.py --steps 100
 
-In: the pid of the probe, the script, its arguments. Out: the script, as if it had been started
-itself. A probe that is killed leaves no training behind, which would wait for its peers for long.
+In: the pid of the probe, where to serve the store at which the workers meet ("": nowhere), the
+script, its arguments. Out: the script, as if it had been started itself. A probe that is killed
+leaves no training behind, which would wait for its peers for long.
+
+torch's own store listens on all interfaces, whatever MASTER_ADDR says; the one served here on its
+address alone, and the script takes it for that of a launcher.
 """
 
 from __future__ import annotations
@@ -28,10 +32,16 @@ def die_with(parent: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Become the script."""
-    die_with(int(arguments[0]))
-    sys.argv = arguments[1:]
+    parent, address, *sys.argv = arguments
+    die_with(int(parent))
     sys.path[0] = str(Path(sys.argv[0]).parent)
+    store: object = None
+    if address:
+        from failslow.runtime.transport.tcpstore import serve
+
+        store = serve(f"tcpstore://{address}")
     runpy.run_path(sys.argv[0], run_name="__main__")
+    del store  # served as long as the script ran
 
 
 if __name__ == "__main__":

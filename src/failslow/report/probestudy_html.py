@@ -189,6 +189,8 @@ def _nodes(study: ProbeStudy) -> str:
         "chance: how likely a node would be named so often if all nodes were alike "
         "(Fisher's exact test, Holm's correction); spells: times it was named anew"
     )
+    if left := len(study.nodes) - len(rows):
+        why += f"; {units.count(left)} nodes more are not listed"
     return _card("Nodes", _table(heads, rows, texts=(0, 6, 7)), why)
 
 

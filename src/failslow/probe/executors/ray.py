@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,7 +52,10 @@ class _Node:
 
         folder: what stands for this node's own in `argv`. history: text of earlier results.
         """
-        with tempfile.TemporaryDirectory(prefix="failslow-probe-") as name:
+        # what watches may still write there for a moment after a kill
+        with tempfile.TemporaryDirectory(
+            prefix="failslow-probe-", ignore_cleanup_errors=True
+        ) as name:
             own = Path(name)
             if history:
                 (own / _HISTORY_FILE).write_text(history, encoding="utf-8")
@@ -59,7 +63,8 @@ class _Node:
             if self._stopped:
                 return 1, None, "stopped before it began"
             self._probe = NodeProbe(
-                [part.replace(folder, name) for part in argv],
+                # the campaign's Python may be elsewhere here
+                [sys.executable, *(part.replace(folder, name) for part in argv[1:])],
                 {"FAILSLOW_TOKEN": token} if token else {},
                 log,
             )
@@ -200,11 +205,20 @@ class RayExecutor:
             self._joined = True
 
     def start(self, spec: ProbeSpec, folder: Path, *, history: Sequence[Path] = ()) -> RayJob:
-        alive = sum(bool(node["Alive"]) for node in self.ray.nodes())
-        if spec.nodes > alive:
+        alive = [node for node in self.ray.nodes() if node["Alive"]]
+        if spec.nodes > len(alive):
             raise ProbeError(
-                f"a probe of {spec.nodes} nodes does not fit on the {alive} of this cluster; "
+                f"a probe of {spec.nodes} nodes does not fit on the {len(alive)} of this cluster; "
                 "leave the size out, or add nodes"
+            )
+        kind, wanted = _kind(spec), spec.workers_per_node
+        fit = sum(node.get("Resources", {}).get(kind, 0) >= wanted for node in alive)
+        if spec.nodes > fit:
+            # Ray would let it wait for ever
+            raise ProbeError(
+                f"a probe of {spec.nodes} nodes with {wanted} {kind}s each does not fit: {fit} of "
+                f"the {len(alive)} nodes of this cluster have as many; lower --workers, or take "
+                "another --preset"
             )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESULT_FILE).unlink(missing_ok=True)
@@ -223,9 +237,8 @@ class RayExecutor:
         """A bundle a node, no two on the same one."""
         from ray.util.placement_group import placement_group
 
-        kind = "GPU" if spec.preset == "gpu" else "CPU"
         return placement_group(
-            [{kind: spec.workers_per_node}] * spec.nodes, strategy="STRICT_SPREAD"
+            [{_kind(spec): spec.workers_per_node}] * spec.nodes, strategy="STRICT_SPREAD"
         )
 
     def actors(self, group: Any, spec: ProbeSpec) -> list[Any]:
@@ -252,6 +265,11 @@ class RayExecutor:
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(group)
+
+
+def _kind(spec: ProbeSpec) -> str:
+    """What of a node a worker takes one of, as Ray calls it."""
+    return "GPU" if spec.preset == "gpu" else "CPU"
 
 
 def _is_ready(ray: Any, reference: Any) -> bool:

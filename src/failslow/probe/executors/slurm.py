@@ -54,7 +54,9 @@ class SlurmJob:
             if found is not None:
                 self._seen = True
                 return found
-            if not self._seen and time.monotonic() - self._submitted_s < _UNSEEN_S:
+            # no answer says nothing, and too early a one not that a new job is gone
+            asked_s = self._queue.answered_s
+            if not self._seen and (asked_s is None or asked_s - self._submitted_s < _UNSEEN_S):
                 return "queued"
             self._gone_s = time.monotonic()
         # its last words may take a moment to show here
@@ -191,6 +193,8 @@ class _Queue:
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
         self._asked_s: float | None = None
+        self.answered_s: float | None = None
+        """When (time.monotonic) the question was asked that was answered last."""
 
     def state(self, number: str, *, now: bool = False) -> Literal["queued", "running"] | None:
         """None: not in the queue (any more). now: ask again in any case."""
@@ -199,6 +203,7 @@ class _Queue:
             told = self.command("squeue", "--noheader", "--format=%i %T", _MINE)
             # a controller that does not answer has not ended our jobs
             if told is not None:
+                self.answered_s = now_s
                 lines = (line.split() for line in told.splitlines())
                 self._states = {line[0]: line[1] for line in lines if len(line) == 2}
             self._asked_s = now_s
