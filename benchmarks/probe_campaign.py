@@ -18,11 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -126,11 +127,12 @@ class Striker(Audience):
         hold_s: float,
         stop: CampaignStop,
         most: int | None,
+        keep: Path | None,
     ) -> None:
-        """folder: of an attempt. after_s: of healthy iterations, at least."""
+        """folder: of an attempt. after_s: of healthy iterations, at least. keep: for journals."""
         self._bed, self._folder, self._told = bed, folder, told
         self._after_s, self._hold_s = after_s, hold_s
-        self._stop, self._left = stop, most
+        self._stop, self._left, self._keep = stop, most, keep
         self.struck: dict[str, float] = {}
         """Seconds that the fault of each attempt was in force."""
         self._name = ""
@@ -195,6 +197,10 @@ class Striker(Audience):
             self._faults.close()
             self.struck[self._name] = time.monotonic() - self._since_s
             self._since_s = None
+            if self._keep is not None:  # of a probe that is found healthy nothing is left
+                self._keep.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    shutil.copy(self._probe.folder / "run/journal.jsonl", self._keep / self._name)
 
     def _fault(self) -> Injection:
         truth = self._truth
@@ -271,6 +277,7 @@ def _campaign(options: argparse.Namespace, plan: CampaignPlan, told: dict[str, T
             hold_s=options.fault_s,
             stop=stop,
             most=options.most,
+            keep=options.keep,
         )
         stack.callback(striker._undo)
         campaign = Campaign(plan, store.attempts)
@@ -325,6 +332,7 @@ def main() -> None:
     parser.add_argument("--fault-s", type=float, default=20.0, help="that a fault lasts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--most", type=int, help="probes in this run")
+    parser.add_argument("--keep", type=Path, help="folder for journals of the struck ones")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if reason := TestBed.available():

@@ -17,18 +17,18 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from failslow.demo.worker import LOOPBACK, STORE_IS_SERVED, training_command
 from failslow.errors import LabError
 from failslow.journal import GrowingJournal, JournalEntry
 from failslow.lab import TestBed
 
-__all__ = ["SteeredJob", "losses_without", "steered_job", "train_script"]
+__all__ = ["SteeredJob", "free_port", "losses_without", "steered_job", "train_script"]
 
 _LOOK_S = 0.05
 _MODEL = ("--width", "64", "--layers", "2", "--sequences", "1", "--length", "32", "--seed", "7")
@@ -192,20 +192,22 @@ def _start(
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith("FAILSLOW")},
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(workers),
         "LOCAL_WORLD_SIZE": str(workers),
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
+        **LOOPBACK,
+        **STORE_IS_SERVED,
         **variables,
     }
+    training, meets = [str(train_script()), *arguments], f"127.0.0.1:{environ['MASTER_PORT']}"
     processes = []
     for rank in range(workers):
         with (folder / f"rank{rank}.log").open("ab") as log:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(train_script()), *arguments],
+                    training_command(training, serves="" if rank else meets),
                     env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -224,7 +226,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """On loopback, at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,7 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, NamedTuple
 
-from failslow.demo.job import train_script
+from failslow.demo.job import free_port, train_script
+from failslow.demo.worker import LOOPBACK, STORE_IS_SERVED, training_command
 from failslow.errors import ProbeError
 from failslow.probe.result import ProbeSpec
 
@@ -134,13 +134,12 @@ class ProbeJob:
 
     def __enter__(self) -> ProbeJob:
         self.folder.mkdir(parents=True, exist_ok=True)
-        shim = Path(__file__).with_name("worker.py")
         training = [str(train_script()), *self._arguments()]
         common = self._variables()
         for local, rank in enumerate(self.ranks):
             meets = f"{self.place.host}:{common['MASTER_PORT']}"
             serves = meets if rank == 0 and self.spec.nodes == 1 else ""
-            command = [self._python, str(shim), str(os.getpid()), serves, *training]
+            command = training_command(training, serves=serves, python=self._python)
             log = self.folder / f"rank{rank}.log"
             self._logs.append(log)
             try:
@@ -232,14 +231,14 @@ class ProbeJob:
 
     def _variables(self) -> dict[str, str]:
         spec, place = self.spec, self.place
-        port = place.port or _free_port()
+        port = place.port or free_port()
         kept = {n: v for n, v in self._environ.items() if n not in _LAUNCHERS}
         return {
             "OMP_NUM_THREADS": "1",
-            **(_LOOPBACK if spec.nodes == 1 else {}),
+            **(LOOPBACK if spec.nodes == 1 else {}),
             **SETTINGS,
             **kept,
-            **(_STORE_IS_SERVED if spec.nodes == 1 else {}),
+            **(STORE_IS_SERVED if spec.nodes == 1 else {}),
             "FAILSLOW": "1",
             "FAILSLOW_MODE": "advise",
             "FAILSLOW_JOB": f"probe-{spec.probe_id}",
@@ -268,18 +267,6 @@ _LAUNCHERS = frozenset(
     }
 )
 """Of whatever started us: they would tell the workers that they are its own."""
-
-
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Nothing of a probe on one node is for others to reach. What the environment sets outranks it."""
-_STORE_IS_SERVED = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-"""As torchrun tells its workers: the store is there, and none of them is to listen (worker.py)."""
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _tail(path: Path) -> str:

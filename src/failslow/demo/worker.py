@@ -2,9 +2,9 @@
 
     python worker.py PARENT_PID 127.0.0.1:41234 train.py --steps 100
 
-In: the pid of the probe, where to serve the store at which the workers meet ("": nowhere), the
-script, its arguments. Out: the script, as if it had been started itself. A probe that is killed
-leaves no training behind, which would wait for its peers for long.
+In: the pid of whoever starts it, where to serve the store at which the workers meet ("": nowhere),
+the script, its arguments. Out: the script, as if it had been started itself. A demo or a probe that
+is killed leaves no training behind, which would wait for its peers for long.
 
 torch's own store listens on all interfaces, whatever MASTER_ADDR says; the one served here on its
 address alone, and the script takes it for that of a launcher.
@@ -17,9 +17,23 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+__all__ = ["LOOPBACK", "STORE_IS_SERVED", "training_command"]
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Nothing of training on one node is for others to reach."""
+STORE_IS_SERVED = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+"""As torchrun tells its workers: the store is there, and none of them is to listen."""
 _PR_SET_PDEATHSIG = 1
+
+
+def training_command(
+    training: Sequence[str], *, serves: str = "", python: str = sys.executable
+) -> list[str]:
+    """training: a script and its arguments. serves: HOST:PORT, of rank 0 on one node."""
+    return [python, __file__, str(os.getpid()), serves, *training]
 
 
 def die_with(parent: int) -> None:
