@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -249,7 +249,18 @@ def test_a_clock_that_is_set_ends_no_probe(tmp_path: Path) -> None:
     assert [r.ending for r in records] == ["finished"]
 
 
-def test_a_terminal_that_goes_hurries_nobody_and_nohup_is_kept() -> None:
+@pytest.fixture
+def hang_up() -> Iterator[Callable[[signal.Handlers], object]]:
+    """Sets what SIGHUP does: the tests themselves may run under nohup."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_goes_hurries_nobody(
+    hang_up: Callable[[signal.Handlers], object],
+) -> None:
+    hang_up(signal.SIG_DFL)
     with CampaignStop.on_signals() as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
@@ -263,14 +274,13 @@ def test_a_terminal_that_goes_hurries_nobody_and_nohup_is_kept() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert told.count == 2
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with CampaignStop.on_signals() as stop, Stop.on_signals() as told:
-            signal.raise_signal(signal.SIGHUP)
-            assert (stop.is_told, told.count) == (False, 0)
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+
+def test_nohup_is_kept(hang_up: Callable[[signal.Handlers], object]) -> None:
+    hang_up(signal.SIG_IGN)
+    with CampaignStop.on_signals() as stop, Stop.on_signals() as told:
+        signal.raise_signal(signal.SIGHUP)
+        assert (stop.is_told, told.count) == (False, 0)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e9, float("nan"), float("inf")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_a_run_folder_others_can_enter_is_refused(tmp_path: Path) -> None:
     path.chmod(0o755)
     with pytest.raises(ConfigError, match="not this user's alone; remove it"):
         RunFolder("job", environ)
-    path.rmdir()
+    shutil.rmtree(path)
     path.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="not this user's alone"):
         RunFolder("job", environ)

@@ -64,7 +64,8 @@ class RunFolder:
         """Raises OSError where files can be made and not filled, as on a full tmpfs."""
         draft = self.path / f".{_ROOM}.{secrets.token_hex(8)}"
         try:
-            with draft.open("xb") as file:
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as file:
                 file.write(bytes(_ROOM_BYTES))
                 file.flush()
                 file.truncate(1)
