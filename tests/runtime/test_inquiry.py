@@ -175,6 +175,18 @@ def test_a_healthy_job_is_paused_for_its_reference_and_no_more() -> None:
     assert [entry.record.findings for entry in job.said("verdict")] == [()]
 
 
+def test_healthy_profiles_that_a_suspicion_came_before_are_asked_for_after_it() -> None:
+    job = inquired()
+    job.iterate(40, HEALTHY_S)
+    job.slow = 1.6
+    job.iterate(8, HEALTHY_S, slow=1.4, culprit=2)  # agents make no healthy profile any more
+    job.slow = 1.0
+    job.iterate(200, HEALTHY_S)
+    assert [event for event, _ in job.events()] == ["suspected", "cleared"]
+    assert [o.body["why"] for o in job.orders if o.topic == "profile"] == ["suspicion", "healthy"]
+    assert [entry.record["why"] for entry in job.said("validation")] == ["reference"]
+
+
 def test_without_a_reference_peers_prove_it() -> None:
     job = inquired(reference=False)
     job.story()

@@ -47,6 +47,8 @@ _MAX_RECHECK_S = 600.0
 _EMPTY = 3
 """Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
 _EMPTY_AGAIN_S = 10.0
+_HEALTHY_AFTER_S, _HEALTHY_AGAIN_S, _HEALTHY_ITERATIONS = 5.0, 60.0, 20
+"""Healthy profiles that a suspicion came before: how long after it they are asked for."""
 _JOURNALED = 1024
 """Profiles of more ranks than this are not all written down."""
 
@@ -114,6 +116,7 @@ class Inquiry:
         """Who calls late in healthy times: slow from the start."""
         self._reference: list[dict[str, Any]] = []
         self._reference_due_s: float | None = None
+        self._healthy_due_s: float | None = None
         self._windows: dict[str, Window] = {}
         self._proved: tuple[PauseResult, float] | None = None
         """A pause's result that waits for telemetry, until when."""
@@ -142,6 +145,7 @@ class Inquiry:
         if event == "cleared":
             if self._case is not None and not self._case.confirmed:
                 self._case = None
+            self._healthy_due_s = now_s + _HEALTHY_AFTER_S
         elif event == "onset":
             tags = write.tags
             if self._case is None or self._case.id != tags["id"]:
@@ -161,6 +165,7 @@ class Inquiry:
                 return self._ask(self._case, now_s)
         elif event in ("relief", "abandoned"):
             self._case = None
+            self._healthy_due_s = now_s + _HEALTHY_AFTER_S
         return []
 
     def report(self, event: Report, now_s: float) -> list[Instruction]:
@@ -182,7 +187,9 @@ class Inquiry:
             bodies = self._lead.lost(gone, now_s) if gone else []
             out += self._led([*bodies, *self._lead.tick(now_s)], now_s)
         case = self._case
-        if case is not None and case.is_late(now_s):
+        if case is None:
+            out += self._ask_healthy(now_s)
+        elif case.is_late(now_s):
             out += self._diagnose(case, now_s)
         if self._proved is not None:
             out += self._prove(now_s)
@@ -215,6 +222,22 @@ class Inquiry:
             "for_s": _PROFILE_S,
             "min_iterations": _PROFILE_ITERATIONS,
             "limit_s": case.collect_s,
+        }
+        return [Order(topic="profile", body=body)]
+
+    def _ask_healthy(self, now_s: float) -> list[Instruction]:
+        """Agents make healthy profiles by themselves, unless a suspicion came first."""
+        if self._healthy_due_s is None or now_s < self._healthy_due_s:
+            return []
+        if self._are_all(self._healthy):
+            self._healthy_due_s = None
+            return []
+        self._healthy_due_s = now_s + _HEALTHY_AGAIN_S
+        body = {
+            "why": "healthy",
+            "for_s": _PROFILE_S,
+            "min_iterations": _HEALTHY_ITERATIONS,
+            "limit_s": _PROFILE_LIMIT_S,
         }
         return [Order(topic="profile", body=body)]
 
