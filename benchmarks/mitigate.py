@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -41,13 +41,14 @@ _MICROBATCHES, _WORK_MS = 28, 15.0
 _SHARES = (0.5, 0.5, 0.6, 0.4)
 
 
-def _faults(job: SteeredJob, events: int, seed: int) -> list[Fault]:
-    """Compute and communication in turn, in random places."""
-    pick, found = random.Random(seed), list[Fault]()
-    while len(found) < events:
-        rank, share = pick.randrange(4), pick.choice(_SHARES)
-        found += faults_here(job, rank=rank, to=share)
-    return found[:events]
+def _faults(job: SteeredJob, events: int, seed: int) -> Iterator[Fault]:
+    """Compute and communication in turn, in random places; each made when its turn has come."""
+    pick, rank, share = random.Random(seed), 0, 1.0
+    for number in range(events):
+        if number % 2 == 0:
+            rank, share = pick.randrange(4), pick.choice(_SHARES)
+        here = faults_here(job, rank=rank, to=share)
+        yield here[number % len(here)]
 
 
 def _run(

@@ -401,6 +401,22 @@ def test_places_and_the_split_planned_with_them_are_in_force_at_the_trainer() ->
     assert in_force(job) == InForce(microbatches=job.counts, placement=job.placement)
 
 
+def test_places_changed_for_an_earlier_fault_are_no_level_for_the_next_one() -> None:
+    job = steered(topology_cost_s=0.2)
+    job.facts(no_topology_change="", dp_s=0.03)
+    job.train(100)
+    job.placement = (0, 2, 1, 3)  # as after a congested link
+    policy = job.pipeline.remedy._policy
+    policy.in_force = InForce(microbatches=EVEN, placement=job.placement)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+    job.train(300)
+    assert levels(job) == [("escalate", "S2")]
+    assert [order.body["level"] for order in job.orders] == ["S2"]
+    assert job.counts[job.placement.index(2)] < 8
+
+
 def test_only_what_a_pause_measured_and_found_fast_is_well() -> None:
     job = steered(relief_hold_s=3.0)
     key = congested(job)

@@ -4,7 +4,7 @@ In: an `Account`, the planner's assessments, costs as known. Out: the options of
 the next level with the loss at which it is worth its cost:
 
     appraiser.look(account, in_force, evictions)
-    appraiser.escalate_at(account)                      # ("S2", 1.0)
+    appraiser.escalate_at(account, in_force)            # ("S2", 1.0)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Appraiser:
         if account.theta is None:
             account.theta = self._theta(account)
 
-    def escalate_at(self, account: Account) -> tuple[Rung, float] | None:
+    def escalate_at(self, account: Account, in_force: InForce) -> tuple[Rung, float] | None:
         """The next level that can help, and the loss at which it is worth its cost."""
         if account.slowdown <= self._config.relief_slowdown:
             return None
@@ -55,9 +55,24 @@ class Appraiser:
         for index in _ladder(options).useful() if options else ():
             option = options[index]
             higher = RUNGS.index(option.level) > RUNGS.index(account.level)
-            if higher and option.slowdown <= account.slowdown * (1.0 - self._config.min_gain):
+            if (
+                higher
+                and self._changes(account, option.level, in_force)
+                and option.slowdown <= account.slowdown * (1.0 - self._config.min_gain)
+            ):
                 return option.level, (account.theta or 1.0) * option.cost_s
         return None
+
+    @staticmethod
+    def _changes(account: Account, level: Rung, in_force: InForce) -> bool:
+        """Whether the level's plan is anything but what is in force."""
+        assessment = account.assessments.get(level)
+        plan = None if assessment is None else assessment.plan
+        if plan is None or not (plan.microbatches or plan.placement):
+            return True  # of a restart, or of a model that knows no plans
+        counts = plan.microbatches or in_force.microbatches
+        placement = plan.placement or in_force.placement
+        return (counts, placement) != (in_force.microbatches, in_force.placement)
 
     def replan_at(self, account: Account, in_force: InForce) -> tuple[Rung, float] | None:
         """The present level with a better plan, and the loss at which that is worth its cost."""
@@ -71,9 +86,7 @@ class Appraiser:
             return None if account.planned_for == account.culprits else (level, 0.0)
         if assessment.now is None or self._experience(account, level):
             return None
-        counts = plan.microbatches or in_force.microbatches
-        placement = plan.placement or in_force.placement
-        if (counts, placement) == (in_force.microbatches, in_force.placement):
+        if not self._changes(account, level, in_force):
             return None
         # both by the model, so that its errors are the same
         if plan.predicted_slowdown > assessment.now * (1.0 - self._config.min_gain):

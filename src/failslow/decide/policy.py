@@ -145,7 +145,7 @@ class Policy:
             times += [time for time in pay_times if time > account.now_s]
             for wanted in (
                 self._appraiser.replan_at(account, self.in_force),
-                self._appraiser.escalate_at(account),
+                self._appraiser.escalate_at(account, self.in_force),
             ):
                 if wanted is not None:
                     wait_s = max(0.0, wanted[1] - account.lost_s) / account.loss_rate
@@ -290,7 +290,7 @@ class Policy:
             return []
         ways: tuple[tuple[Action, tuple[Rung, float] | None], ...] = (
             ("replan", self._appraiser.replan_at(account, self.in_force)),
-            ("escalate", self._appraiser.escalate_at(account)),
+            ("escalate", self._appraiser.escalate_at(account, self.in_force)),
         )
         for action, wanted in ways:
             if wanted is not None and account.lost_s >= wanted[1] - SLACK_S:

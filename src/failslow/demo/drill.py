@@ -124,7 +124,7 @@ def faults_here(
     job: SteeredJob, *, rank: int = 2, to: float = 0.5, mbit: float = 20
 ) -> list[Fault]:
     """A worker that gets the share `to` of its time, and, on nodes of their own, a link of the
-    gradients' ring with only `mbit` Mbit/s."""
+    gradients' ring, as it lies now, with only `mbit` Mbit/s."""
     slow = Fault(
         name="throttle",
         target={"rank": rank},
@@ -133,7 +133,9 @@ def faults_here(
     )
     if job.bed is None:
         return [slow]
-    nodes, before = job.bed.nodes, (rank - 1) % len(job.pids)  # gloo's ring sends to the one before
+    nodes, placement = job.bed.nodes, job.placement()
+    # gloo's ring sends to the one before
+    before = placement[placement.index(rank) - 1]
     link = Fault(
         name="link",
         target={"rank": rank, "peer": before},

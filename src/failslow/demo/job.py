@@ -27,6 +27,7 @@ from failslow.demo.worker import LOOPBACK, STORE_IS_SERVED, training_command
 from failslow.errors import LabError
 from failslow.journal import GrowingJournal, JournalEntry
 from failslow.lab import TestBed
+from failslow.records import Decision, Outcome
 
 __all__ = ["SteeredJob", "free_port", "losses_without", "steered_job", "train_script"]
 
@@ -59,6 +60,17 @@ class SteeredJob:
         """The journal's lines of these kinds, oldest first."""
         self._growing.refresh()
         return [entry for entry in self._growing.entries if entry.kind in kinds]
+
+    def placement(self) -> tuple[int, ...]:
+        """The rank at each position: S3 may have changed it."""
+        found = planned = tuple(range(len(self.pids)))
+        for entry in self.entries("decision", "outcome"):
+            record = entry.record
+            if isinstance(record, Decision) and record.plan is not None and record.plan.placement:
+                planned = record.plan.placement
+            elif isinstance(record, Outcome) and record.ok and record.level == "S3":
+                found = planned
+        return found
 
     def losses(self) -> list[float]:
         """Of the steps so far."""

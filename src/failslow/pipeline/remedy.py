@@ -93,6 +93,12 @@ class Remedy:
         self._paced_s = -1.0
         self._since = 0
         """Iterations seen since the last change."""
+        self._level = 1.0
+        """The episode's slowdown as last told, and..."""
+        self._level_then: float | None = None
+        """...when a plan was carried out: as long as it is that, it is of the time before."""
+        self._left: float | None = None
+        """What that plan was measured to leave."""
         self._after_s: list[float] | None = None
         """Their durations, while what the change left is being measured."""
 
@@ -212,12 +218,14 @@ class Remedy:
         now_s: float,
     ) -> list[Instruction]:
         """An iteration of the job in an episode."""
-        self._step_s = step.sample.duration_s
+        self._step_s, self._level = step.sample.duration_s, slowdown
         out = self._measure(step, healthy_s, now_s)
         if now_s - self._paced_s < _PACE_EVERY_S:
             return out
         self._paced_s = now_s
-        out += self._decide(Pace(episode=episode, slowdown=slowdown, lost_s=lost_s), now_s)
+        present = self._present(slowdown)
+        if present is not None:
+            out += self._decide(Pace(episode=episode, slowdown=present, lost_s=lost_s), now_s)
         if self.holding and self._asked is None and self._since >= _SETTLE + _OWN:
             for key, finding in list(self._findings.items()):
                 own = self._own_slowdown(finding)
@@ -370,8 +378,11 @@ class Remedy:
     def _begin_anew(self, outcome: Outcome) -> None:
         """What was measured before an outcome says nothing of the job after it."""
         self._microbatch_s.clear()
-        self._since = 0
-        self._after_s = [] if outcome.ok and outcome.level in ("S2", "S3") else None
+        self._since, self._left = 0, None
+        is_change = outcome.ok and outcome.level in ("S2", "S3")
+        self._after_s = [] if is_change else None
+        if outcome.ok:
+            self._level_then = self._level if is_change else None
         if not self.holding:
             self._findings = {}
 
@@ -387,6 +398,16 @@ class Remedy:
             Order(topic="restart", body=body),
             Say(f"the job is saved and starts again without {', '.join(ordered.nodes)}"),
         ]
+
+    def _present(self, level: float) -> float | None:
+        """The job's slowdown now; None where it is not known since a plan was carried out.
+
+        The detector needs a while to see another level: the old one is no reason for more.
+        """
+        if level != self._level_then:
+            self._level_then = None
+            return level
+        return self._left
 
     def _measure(self, step: JobStep, healthy_s: float | None, now_s: float) -> list[Instruction]:
         """What the change left of the slowdown, once enough iterations have shown it."""
@@ -405,7 +426,7 @@ class Remedy:
             cost_s=0.0,
             slowdown=median(self._after_s) / healthy_s,
         )
-        self._after_s = None
+        self._after_s, self._left = None, outcome.slowdown
         out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
         return [*out, *self._decide(outcome, now_s)]
 
