@@ -272,10 +272,13 @@ def _best_split(own_s: Sequence[float], slow_s: float, microbatches: int) -> flo
 def _is_calm(job: SteeredJob) -> bool:
     """No suspicion, no episode, nothing in force."""
     on, level = "", "S1"
-    for entry in job.entries("suspicion", "episode", "outcome"):
+    for entry in job.entries("suspicion", "episode", "outcome", "decision"):
         record = entry.record
         if isinstance(record, Outcome):
             level = record.level if record.ok else level
+            continue
+        if isinstance(record, Decision):  # changed places stay: they cost nothing
+            level = "S1" if record.action == "restore" and not record.apply else level
             continue
         own = record if isinstance(record, dict) else entry.tags
         event = str(own.get("event", ""))
