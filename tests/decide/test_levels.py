@@ -222,3 +222,15 @@ def test_places_that_were_changed_are_kept_though_another_change_would_not_pay()
     assert kept.applicable
     assert kept.plan is not None
     assert kept.plan.placement == first.placement
+
+
+def test_a_link_of_the_ring_as_it_lies_after_an_earlier_change_is_moved_off_it() -> None:
+    job = facts(dp_s=0.4)
+    planner = LayoutPlanner(job, settings())
+    moved = InForce(microbatches=(8, 8, 8, 8), placement=(0, 2, 1, 3))
+    bad = [link("gpu-2", "gpu-0", 30.0)]  # neighbours only since then
+    there = planner.assess(bad, moved)[1]
+    assert there.applicable
+    assert there.plan is not None
+    assert there.plan.placement != moved.placement
+    assert not planner.assess(bad, planner.initial())[1].applicable

@@ -57,22 +57,22 @@ class Appraiser:
             higher = RUNGS.index(option.level) > RUNGS.index(account.level)
             if (
                 higher
-                and self._changes(account, option.level, in_force)
+                and self._is_new(account, option.level, in_force)
                 and option.slowdown <= account.slowdown * (1.0 - self._config.min_gain)
             ):
                 return option.level, (account.theta or 1.0) * option.cost_s
         return None
 
     @staticmethod
-    def _changes(account: Account, level: Rung, in_force: InForce) -> bool:
+    def _is_new(account: Account, level: Rung, in_force: InForce) -> bool:
         """Whether the level's plan is anything but what is in force."""
         assessment = account.assessments.get(level)
         plan = None if assessment is None else assessment.plan
         if plan is None or not (plan.microbatches or plan.placement):
             return True  # of a restart, or of a model that knows no plans
-        counts = plan.microbatches or in_force.microbatches
-        placement = plan.placement or in_force.placement
-        return (counts, placement) != (in_force.microbatches, in_force.placement)
+        if level == "S3":  # another split alone is a new plan of the level there is
+            return plan.placement != in_force.placement
+        return plan.microbatches != in_force.microbatches
 
     def replan_at(self, account: Account, in_force: InForce) -> tuple[Rung, float] | None:
         """The present level with a better plan, and the loss at which that is worth its cost."""
@@ -86,7 +86,9 @@ class Appraiser:
             return None if account.planned_for == account.culprits else (level, 0.0)
         if assessment.now is None or self._experience(account, level):
             return None
-        if not self._changes(account, level, in_force):
+        counts = plan.microbatches or in_force.microbatches
+        placement = plan.placement or in_force.placement
+        if (counts, placement) == (in_force.microbatches, in_force.placement):
             return None
         # both by the model, so that its errors are the same
         if plan.predicted_slowdown > assessment.now * (1.0 - self._config.min_gain):

@@ -210,7 +210,9 @@ class _Case:
         self._counts = in_force.microbatches or grid.even
         self._placement = grid.blocks_at(in_force)
         self._healthy_s = self._time_s(grid.model, grid.even, grid.placement)
-        self._slow_s = self._time_s(model, grid.even, grid.placement)
+        # doing nothing: where workers had been moved for an earlier fault, they stay there
+        places = (grid.placement, self._placement)
+        self._slow_s = max(self._time_s(model, grid.even, placement) for placement in places)
         self._now_s = self._time_s(model, self._counts, self._placement)
 
     def redistribute(self) -> Assessment:
@@ -247,7 +249,7 @@ class _Case:
         # where workers have changed places before, those they have are what S3 is
         wanted = search.placement if moved else search.best
         placement = self._placement if wanted is None else np.array(wanted)
-        if np.array_equal(placement, self._grid.placement):
+        if not moved and np.array_equal(placement, self._grid.placement):
             return _refused("S3", search.reason)
         counts = self._grid.even
         if not facts.no_redistribution and facts.dp > 1:
