@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +155,21 @@ def _crash(spec: Any, **more: Any) -> tuple[str, ...]:
     return fake_command(replace(spec, probe_id=f"crash-{spec.probe_id}"), **more)
 
 
-def test_a_campaign_of_which_nothing_came_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def a_machine(command: Any) -> None:
+@pytest.fixture
+def a_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Sets what local probes run."""
+
+    def runs(command: Any) -> None:
         monkeypatch.setattr(
             "failslow.probe.executors.LocalExecutor", lambda: LocalExecutor(command=command)
         )
 
+    return runs
+
+
+def test_a_campaign_of_which_nothing_came_says_so(
+    tmp_path: Path, a_machine: Callable[[Any], None]
+) -> None:
     a_machine(_crash)
     failed = run("probe", "campaign", tmp_path / "s", "--probes", "1x2", "--retries", "1")
     assert failed.exit_code == 1
@@ -180,13 +187,8 @@ def test_a_campaign_of_which_nothing_came_says_so(
 
 
 def test_after_a_halt_the_same_command_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, a_machine: Callable[[Any], None]
 ) -> None:
-    def a_machine(command: Any) -> None:
-        monkeypatch.setattr(
-            "failslow.probe.executors.LocalExecutor", lambda: LocalExecutor(command=command)
-        )
-
     a_machine(_crash)
     arguments = ("probe", "campaign", tmp_path / "s", "--probes", "1x6", "--retries", "0")
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime.watched import AT_ONCE
@@ -142,22 +143,26 @@ def connect(url: str, sender: str) -> Endpoint:
     return Endpoint(from_url(url), job="job", sender=sender, token=TOKEN)
 
 
+def agent_at(url: str, environ: Mapping[str, str], folder: Path, **more: Any) -> Agent:
+    return Agent(
+        node="n1",
+        worker=GONE,
+        watch=node_watch(environ, []),
+        session=7,
+        bus=Bus(lambda: url, lambda address: connect(address, "n1")),
+        journal=JournalWriter(folder / "agent.jsonl"),
+        blind_after_s=10.0,
+        **more,
+    )
+
+
 def test_agent_and_controller_carry_iterations_from_rings_to_the_journal(
     environ: Mapping[str, str], trainers: list[Trainer], tmp_path: Path
 ) -> None:
     url = f"memory://{tmp_path.name}"
     heard = connect(url, "controller")
     metrics = Metrics(job="job", node="n1")
-    agent = Agent(
-        node="n1",
-        worker=GONE,
-        watch=node_watch(environ, []),
-        session=7,
-        bus=Bus(lambda: url, lambda address: connect(address, "n1")),
-        journal=JournalWriter(tmp_path / "agent.jsonl"),
-        blind_after_s=10.0,
-        metrics=metrics,
-    )
+    agent = agent_at(url, environ, tmp_path, metrics=metrics)
     journal = JournalWriter(tmp_path / "journal.jsonl")
     pipeline = Pipeline(launch="1-1", runtime=RuntimeConfig(worker_interval_s=0.001))
     controller = Controller(worker=GONE, pipeline=pipeline, endpoint=heard, journal=journal)
@@ -215,17 +220,7 @@ def test_an_agent_takes_no_orders_given_before_its_start(
     controller.publish(ORDERS, encode_order(Order(topic="heard", body={"id": 1})))
     since_t = time.time()
     until(lambda: time.time() > since_t, 5.0)
-    agent = Agent(
-        node="n1",
-        worker=GONE,
-        watch=node_watch(environ, []),
-        session=8,
-        bus=Bus(lambda: url, lambda address: connect(address, "n1")),
-        journal=JournalWriter(tmp_path / "agent.jsonl"),
-        blind_after_s=10.0,
-        duties=[duty],
-        since_t=since_t,
-    )
+    agent = agent_at(url, environ, tmp_path, duties=[duty], since_t=since_t)
     controller.publish(ORDERS, encode_order(Order(topic="heard", body={"id": 2})))
 
     def heard() -> bool:

@@ -113,17 +113,22 @@ def steered(**changes: Any) -> Steered:
     return Steered(decide=config)
 
 
+def struck(job: Steered, **facts: Any) -> None:
+    """Healthy for a while, then worker 2 takes twice as long and is named."""
+    job.facts(**facts)
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+
+
 def levels(job: Steered) -> list[tuple[str, str]]:
     return [(e.record.action, e.record.level) for e in job.said("decision")]
 
 
 def test_one_fault_yields_one_plan_and_the_even_split_once_the_culprit_is_well() -> None:
     job = steered()
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     # ten minutes and more: one plan, though the job looks nearly healthy
     job.train(6000)
     assert levels(job) == [("escalate", "S2")]
@@ -144,11 +149,7 @@ def test_one_fault_yields_one_plan_and_the_even_split_once_the_culprit_is_well()
 
 def test_a_second_culprit_is_planned_for_with_the_first() -> None:
     job = steered()
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     job.train(60)
     job.slow[0] = 2.0
     job.train(30)
@@ -174,11 +175,7 @@ def test_only_a_coordinator_makes_plans_possible_and_the_reason_is_said_once() -
 def test_in_mode_observe_nothing_is_decided_and_in_advise_nothing_ordered() -> None:
     for mode, said in (("observe", 0), ("advise", 1)):
         job = steered(mode=mode)
-        job.facts()
-        job.train(100)
-        job.slow[2] = 2.0
-        job.train(40)
-        job.accuse(2, 2.0)
+        struck(job)
         job.train(200)
         assert len(job.said("decision")) == said
         assert job.orders == []
@@ -187,11 +184,7 @@ def test_in_mode_observe_nothing_is_decided_and_in_advise_nothing_ordered() -> N
 def test_a_coordinator_that_does_not_answer_is_asked_twice_and_given_up() -> None:
     job = steered()
     job.answers = False
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     job.train(2500)
     assert len(job.orders) == 2
     errors = {e.record.error for e in job.said("outcome")}
@@ -201,11 +194,7 @@ def test_a_coordinator_that_does_not_answer_is_asked_twice_and_given_up() -> Non
 def test_a_refusal_is_believed() -> None:
     job = steered()
     job.refuses = "a SyncBatchNorm crosses replicas"
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     job.train(600)
     assert 1 <= len(job.orders) <= 2
     assert job.counts == EVEN
@@ -228,11 +217,7 @@ def test_letters_without_sense_cost_a_line_and_nothing_else() -> None:
 
 def test_a_person_may_take_over_and_hand_back() -> None:
     job = steered(redistribute_cost_s=1e6)  # by itself it would never
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     job.train(50)
     assert job.orders == []
     job.give(Report(node="cli", topic="act", body={"order": "S2"}))
@@ -320,11 +305,7 @@ def test_hosts_given_up_are_counted_over_every_start_of_the_job() -> None:
 
 def test_a_new_controller_takes_back_a_split_whose_reason_it_does_not_know() -> None:
     job = steered()
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     job.train(60)
     assert job.counts[2] < 8
     job.begin("launch-1", job.journal)
@@ -363,11 +344,7 @@ def test_what_workers_tell_of_their_micro_batches_outranks_their_time_outside_of
 
 def congested(job: Steered) -> str:
     """S2 for a slow device, then S3 for a slow link too; the link's key."""
-    job.facts(no_topology_change="", dp_s=0.03)
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job, no_topology_change="", dp_s=0.03)
     job.train(60)
     assert job.counts[2] < 8
     link = Finding(what="link", slowdown=6.0, ranks=(), host="a", peer_host="b")
@@ -439,11 +416,7 @@ def test_only_what_a_pause_measured_and_found_fast_is_well() -> None:
 def test_a_plan_carried_out_after_it_was_given_up_is_known_to_be_in_force() -> None:
     job = steered()
     job.answers = False
-    job.facts()
-    job.train(100)
-    job.slow[2] = 2.0
-    job.train(40)
-    job.accuse(2, 2.0)
+    struck(job)
     job.train(2500)
     assert [e.record.ok for e in job.said("outcome")] == [False, False]
     job.answers = True

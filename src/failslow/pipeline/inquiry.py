@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from failslow.config import LocalizeConfig
@@ -26,6 +26,7 @@ from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
 from failslow.localize.profile_wire import read_profile_body
+from failslow.pipeline.case import PROFILE_LIMIT_S, Case
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.wording import described, proved
 from failslow.records import Diagnosis, RankProfile, SteerMode, Verdict
@@ -34,10 +35,6 @@ __all__ = ["Inquiry"]
 
 _PROFILE_S = 3.0
 _PROFILE_ITERATIONS = 8
-_PROFILE_LIMIT_S, _PROFILE_LEAST = 15.0, 3
-"""Agents collect a profile for so long, or so many iterations if these take longer."""
-_LATE_S = 5.0
-"""Profiles that have not come so long after do not come."""
 _TELEMETRY_S = 2.0
 """How long a verdict waits for what the nodes' samplers saw."""
 _BEFORE_S, _AFTER_S = 120.0, 5.0
@@ -53,39 +50,6 @@ _JOURNALED = 1024
 """Profiles of more ranks than this are not all written down."""
 
 Window = Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class _Case:
-    """One suspicion, and the episode it has become."""
-
-    id: str
-    onset_t: float
-    slowdown: float
-    confirmed: bool = False
-    iteration_s: float = 0.0
-    """What an iteration takes now."""
-    asked_s: float | None = None
-    """When profiles were asked for; None: not waiting for any."""
-    profiles: dict[int, RankProfile] = field(default_factory=dict)
-    diagnosis: Diagnosis | None = None
-    due_s: float | None = None
-    """When suspects are to be put to the proof (again)."""
-    recheck_s: float = 0.0
-    failures: int = 0
-    empty: int = 0
-    """Verdicts in a row that found nothing..."""
-    judged: Diagnosis | None = None
-    """...and the diagnosis the last one was on."""
-
-    @property
-    def collect_s(self) -> float:
-        """How long agents may collect a profile."""
-        return max(_PROFILE_LIMIT_S, _PROFILE_LEAST * self.iteration_s)
-
-    def is_late(self, now_s: float) -> bool:
-        """Profiles were asked for, and those that are missing do not come any more."""
-        return self.asked_s is not None and now_s - self.asked_s > self.collect_s + _LATE_S
 
 
 class Inquiry:
@@ -110,7 +74,7 @@ class Inquiry:
         self._taking_part: frozenset[int] = frozenset()
         self._why = ""
         """What the pause that is on is for: "reference" or "suspects"."""
-        self._case: _Case | None = None
+        self._case: Case | None = None
         self._healthy: dict[int, RankProfile] = {}
         self._start: Diagnosis | None = None
         """Who calls late in healthy times: slow from the start."""
@@ -139,7 +103,7 @@ class Inquiry:
         event = write.event
         if event == "suspected":
             record = write.record
-            self._case = _Case(record["id"], record["first_t"], record["slowdown"])
+            self._case = Case(record["id"], record["first_t"], record["slowdown"])
             self._case.iteration_s = record["slowdown"] * record["baseline_s"]
             return self._ask(self._case, now_s)
         if event == "cleared":
@@ -149,7 +113,7 @@ class Inquiry:
         elif event == "onset":
             tags = write.tags
             if self._case is None or self._case.id != tags["id"]:
-                self._case = _Case(tags["id"], tags["start_t"], write.record.slowdown)
+                self._case = Case(tags["id"], tags["start_t"], write.record.slowdown)
                 self._case.confirmed = True
                 self._case.iteration_s = write.record.slowdown * write.record.baseline_s
                 return self._ask(self._case, now_s)
@@ -215,7 +179,7 @@ class Inquiry:
 
     # -- profiles ----------------------------------------------------------------------------------
 
-    def _ask(self, case: _Case, now_s: float) -> list[Instruction]:
+    def _ask(self, case: Case, now_s: float) -> list[Instruction]:
         case.asked_s, case.profiles = now_s, {}
         body = {
             "why": "suspicion",
@@ -237,7 +201,7 @@ class Inquiry:
             "why": "healthy",
             "for_s": _PROFILE_S,
             "min_iterations": _HEALTHY_ITERATIONS,
-            "limit_s": _PROFILE_LIMIT_S,
+            "limit_s": PROFILE_LIMIT_S,
         }
         return [Order(topic="profile", body=body)]
 
@@ -275,7 +239,7 @@ class Inquiry:
             out.append(Say("at the start: " + described(diagnosis)))
         return out
 
-    def _diagnose(self, case: _Case, now_s: float) -> list[Instruction]:
+    def _diagnose(self, case: Case, now_s: float) -> list[Instruction]:
         case.asked_s = None
         missing = tuple(sorted(set(self._ranks()) - case.profiles.keys()))
         diagnosis = diagnose(
@@ -296,7 +260,7 @@ class Inquiry:
 
     # -- proof -------------------------------------------------------------------------------------
 
-    def _validate(self, case: _Case, now_s: float, *, holding: bool) -> list[Instruction]:
+    def _validate(self, case: Case, now_s: float, *, holding: bool) -> list[Instruction]:
         """Pause training for the suspects' benchmarks, when that is due."""
         if not case.confirmed or case.diagnosis is None or case.asked_s is not None:
             return []

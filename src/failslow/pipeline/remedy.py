@@ -26,6 +26,7 @@ from failslow.decide import Event as PolicyEvent
 from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
 from failslow.errors import PlanError
 from failslow.localize.calibrate import calibrate
+from failslow.pipeline.aftermath import SETTLE, Aftermath
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.orders import Ordered, answer_limit_s, nodes_of, said
 from failslow.pipeline.past import Past
@@ -49,9 +50,6 @@ _STANDING_S = 60.0
 _STANDING_RANKS_PER_S = 50
 """How often what must not be lost is repeated in the journal: the facts of a large job are long."""
 _MOST_UNANSWERED = 64
-_SETTLE = 2
-"""Iterations after a change that are slow because of it: groups, caches, pipelines fill."""
-_MEASURED = 10
 _OWN = 5
 """Iterations whose median is a worker's own time now."""
 _PACES = 3
@@ -91,16 +89,7 @@ class Remedy:
         self._healthy_microbatch_s: dict[int, float] = {}
         """...and told in healthy times."""
         self._paced_s = -1.0
-        self._since = 0
-        """Iterations seen since the last change."""
-        self._level = 1.0
-        """The episode's slowdown as last told, and..."""
-        self._level_then: float | None = None
-        """...when a plan was carried out: as long as it is that, it is of the time before."""
-        self._left: float | None = None
-        """What that plan was measured to leave."""
-        self._after_s: list[float] | None = None
-        """Their durations, while what the change left is being measured."""
+        self._aftermath = Aftermath()
 
     @property
     def holding(self) -> bool:
@@ -218,15 +207,15 @@ class Remedy:
         now_s: float,
     ) -> list[Instruction]:
         """An iteration of the job in an episode."""
-        self._step_s, self._level = step.sample.duration_s, slowdown
-        out = self._measure(step, healthy_s, now_s)
+        self._step_s = step.sample.duration_s
+        out = self._measure(step, slowdown, healthy_s, now_s)
         if now_s - self._paced_s < _PACE_EVERY_S:
             return out
         self._paced_s = now_s
-        present = self._present(slowdown)
+        present = self._aftermath.present(slowdown)
         if present is not None:
             out += self._decide(Pace(episode=episode, slowdown=present, lost_s=lost_s), now_s)
-        if self.holding and self._asked is None and self._since >= _SETTLE + _OWN:
+        if self.holding and self._asked is None and self._aftermath.since >= SETTLE + _OWN:
             for key, finding in list(self._findings.items()):
                 own = self._own_slowdown(finding)
                 if own is not None:
@@ -378,11 +367,7 @@ class Remedy:
     def _begin_anew(self, outcome: Outcome) -> None:
         """What was measured before an outcome says nothing of the job after it."""
         self._microbatch_s.clear()
-        self._since, self._left = 0, None
-        is_change = outcome.ok and outcome.level in ("S2", "S3")
-        self._after_s = [] if is_change else None
-        if outcome.ok:
-            self._level_then = self._level if is_change else None
+        self._aftermath.begin(outcome)
         if not self.holding:
             self._findings = {}
 
@@ -399,34 +384,23 @@ class Remedy:
             Say(f"the job is saved and starts again without {', '.join(ordered.nodes)}"),
         ]
 
-    def _present(self, level: float) -> float | None:
-        """The job's slowdown now; None where it is not known since a plan was carried out.
-
-        The detector needs a while to see another level: the old one is no reason for more.
-        """
-        if level != self._level_then:
-            self._level_then = None
-            return level
-        return self._left
-
-    def _measure(self, step: JobStep, healthy_s: float | None, now_s: float) -> list[Instruction]:
+    def _measure(
+        self, step: JobStep, level: float, healthy_s: float | None, now_s: float
+    ) -> list[Instruction]:
         """What the change left of the slowdown, once enough iterations have shown it."""
-        self._since += 1
-        if self._after_s is None or self._since <= _SETTLE or not healthy_s:
-            return []
-        if self._asked is not None:
-            return []  # it would pass for the answer
-        self._after_s.append(step.sample.duration_s)
-        if len(self._after_s) < _MEASURED:
+        # while an order waits it would pass for the answer
+        left = self._aftermath.take(
+            step.sample.duration_s, level, healthy_s=healthy_s, waits=self._asked is not None
+        )
+        if left is None:
             return []
         outcome = Outcome(
             episode=self._policy.episode,
             level=self._policy.applied,
             ok=True,
             cost_s=0.0,
-            slowdown=median(self._after_s) / healthy_s,
+            slowdown=left,
         )
-        self._after_s, self._left = None, outcome.slowdown
         out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
         return [*out, *self._decide(outcome, now_s)]
 
