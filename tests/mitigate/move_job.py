@@ -18,6 +18,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,31 @@ def killed() -> dict[str, Any]:
     }
 
 
+def dropped() -> dict[str, Any]:
+    """The last rank is killed, the one before it leaves, and the others wait for that one alone."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    leaver, begin_s, error = world - 2, time.perf_counter(), ""
+    survivors = dist.new_group(list(range(world - 1)))
+    with transfer_group(60.0) as group:
+        wire = move_wire.GroupWire(group)
+        wire.gather(move_wire.word(ok=True), 60.0)  # all are connected
+        if rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        source = world - 1 if rank == leaver else leaver
+        _, awaited = wire.post(None, (torch.empty(4, dtype=torch.uint8), source))
+        assert awaited is not None
+        try:
+            awaited.wait(60.0)
+        except RuntimeError as caught:
+            error = str(caught)
+            with suppress(Exception):
+                wire.drop()
+        took_s = time.perf_counter() - begin_s
+        dist.barrier(group=survivors)  # its end, too, would tell the others
+        return {"error": error, "took_s": took_s}
+
+
+LOSES_A_WORKER = {"killed", "dropped"}
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "layout 2x2x1": lambda: layout((2, 2, 1), {3: [1, 0, 2, 3], 6: [2, 0, 1, 3], 9: [3, 2, 0, 1]}),
     "layout 2x1x2": lambda: layout((2, 1, 2), {3: [2, 3, 0, 1], 6: [0, 1, 2, 3], 9: [2, 3, 0, 1]}),
@@ -362,6 +388,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "leaks pipeline": lambda: leaks((2, 2, 1)),
     "leaks tensor": lambda: leaks((2, 1, 2)),
     "killed": killed,
+    "dropped": dropped,
 }
 
 
@@ -379,12 +406,12 @@ def main() -> None:
         report[name] = SCENARIOS[name]()
         report[name]["took_s"] = report[name].get("took_s", time.perf_counter() - begin_s)
         print(f"{name}: {time.perf_counter() - begin_s:.1f} s", flush=True)
-        if name != "killed":
+        if name not in LOSES_A_WORKER:
             dist.barrier()
     target = options.out / f"rank{dist.get_rank()}.json"
     target.with_suffix(".part").write_text(json.dumps(report), encoding="ascii")
     target.with_suffix(".part").rename(target)
-    if "killed" not in options.scenarios:
+    if LOSES_A_WORKER.isdisjoint(options.scenarios):
         dist.barrier()
     time.sleep(0.3)
     os._exit(0)  # gloo aborts now and then where a peer has closed first

@@ -122,6 +122,17 @@ def test_a_worker_killed_in_a_move_leaves_the_others_their_state(tmp_path: Path)
         assert told["survivors"] == WORLD - 1  # a group without the dead one still works
 
 
+@pytest.mark.timeout(180)
+def test_who_leaves_after_a_death_is_noticed_by_all(tmp_path: Path) -> None:
+    with launch(
+        [JOB, "dropped", "--out", str(tmp_path)], world=WORLD, watch=False, environ=PATH
+    ) as job:
+        _wait_for_survivors(job)
+    for survivor in read(tmp_path, range(WORLD - 1)):
+        assert survivor["dropped"]["error"]
+        assert survivor["dropped"]["took_s"] < 30.0  # the limit was 60 s
+
+
 def _wait_for_survivors(job: Job) -> None:
     for rank, process in enumerate(job.ranks[:-1]):
         assert process.wait(timeout=150) == 0, job.output(rank)[-4000:]

@@ -28,6 +28,7 @@ WORD_BYTES = 2048
 """What each rank tells all others at once: JSON, padded."""
 _REASON = 1200
 _COMMIT, _ABORT = "commit", "abort"
+_NEVER_SENT = 7  # no bytes of the move carry this tag, so that waiting for it runs out of time
 
 
 class Pending(Protocol):
@@ -155,10 +156,14 @@ class GroupWire:
             self._group.abort()
             return
         nothing = torch.empty(1, dtype=torch.uint8)
-        peer = dist.get_global_rank(self._group, (self._group.rank() + 1) % self.size)
-        work = dist.irecv(nothing, peer, group=self._group)
-        assert work is not None
-        work.wait(timedelta(milliseconds=1))
+        me = self._group.rank()
+        for peer in range(self.size):
+            # one that is gone fails at once, which closes no connection but its own
+            with suppress(Exception):
+                if peer != me:
+                    work = dist.irecv(nothing, group=self._group, group_src=peer, tag=_NEVER_SENT)
+                    assert work is not None
+                    work.wait(timedelta(milliseconds=1))
 
 
 _CPU = torch.device("cpu")
