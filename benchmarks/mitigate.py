@@ -71,12 +71,12 @@ def _run(
             limit_s = 30.0 if mode == "auto" else 5.0
             drill = run_drill(job, fault, say=lambda _: None, act_limit_s=limit_s)
             drills.append(drill)
-            console.print(_line(drill))
+            console.print(_line(drill) if mode == "auto" else _what_it_did(drill))
         return drills, job.losses()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when the mean share removed is at least 70 % and each event at least 90 % of its best."""
+    """0 where 70 % are removed on average, each event is at 90 % of its best, losses are equal."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -104,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     removed = [drill.removed_pct or 0.0 for drill in drills]
     of_best = [
-        100.0 * drill.removed_pct / drill.optimum_pct
+        100.0 * drill.optimum_s / drill.mitigated_s
         for drill in drills
-        if drill.removed_pct is not None and drill.optimum_pct
+        if drill.mitigated_s is not None and drill.optimum_s is not None
     ]
     speedups = [d.slow_s / d.mitigated_s for d in drills if d.slow_s and d.mitigated_s]
     if options.json:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                           "without": [d.document() for d in unaided]}, indent=2))  # fmt: skip
     console.print(
         f"removed {statistics.mean(removed):.0f} % on average over {len(drills)} events; least "
-        f"{min(of_best, default=0.0):.0f} % of what the layout allows; "
+        f"{min(of_best, default=0.0):.0f} % of the integer optimum's speed; "
         f"x{statistics.median(speedups or [1.0]):.2f} faster than unmitigated (median); culprit "
         f"right {sum(d.culprit_correct for d in drills)} of {len(drills)}; losses equal to those "
         f"without faults: {_equal(losses, plain)}"
@@ -129,17 +129,28 @@ def _equal(losses: Sequence[float], others: Sequence[float]) -> bool:
     )
 
 
+def _what_it_did(drill: Drill) -> str:
+    where = ", ".join(f"{key} {value}" for key, value in drill.target.items())
+    return f"{drill.fault} {where}  {_rates(drill.healthy_s, drill.slow_s)}"
+
+
+def _rates(*iteration_s: float | None) -> str:
+    rates = " -> ".join("–" if s is None else f"{1.0 / s:.1f}" for s in iteration_s)
+    return f"{rates} iterations/s"
+
+
 def _line(drill: Drill) -> str:
-    times = (drill.healthy_s, drill.slow_s, drill.mitigated_s)
-    rates = " -> ".join("–" if s is None else f"{1.0 / s:.1f}" for s in times)
     removed = "nothing removed"
-    if drill.removed_pct is not None:
-        removed = f"removed {drill.removed_pct:.0f} % of {drill.optimum_pct or 0.0:.0f} possible"
+    if drill.removed_pct is not None and drill.optimum_s:
+        removed = (
+            f"(best {1.0 / drill.optimum_s:.1f})  removed {drill.removed_pct:.0f} % of "
+            f"{drill.optimum_pct:.0f} possible"
+        )
     where = ", ".join(f"{key} {value}" for key, value in drill.target.items())
     mark = "" if drill.culprit_correct else f"  WRONG: {', '.join(drill.named) or 'nobody'}"
     return (
-        f"{drill.fault} {where}  {rates} iterations/s  {drill.level or '–'} {drill.plan}  "
-        f"{removed}{mark}"
+        f"{drill.fault} {where}  {_rates(drill.healthy_s, drill.slow_s, drill.mitigated_s)}  "
+        f"{drill.level or '–'} {drill.plan}  {removed}{mark}"
     )
 
 
