@@ -26,7 +26,7 @@ class Spawn(Protocol):
     """`spawn("analyze", path)`: the finished process of the command."""
 
     def __call__(
-        self, *args: str | Path, stdin: bytes = b"", cwd: Path | None = None
+        self, *args: str | Path, stdin: bytes = b"", cwd: Path | None = None, limit_s: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]: ...
 
 
@@ -52,13 +52,13 @@ def spawn(command: Sequence[str]) -> Spawn:
     """Runs the installed command."""
 
     def call(
-        *args: str | Path, stdin: bytes = b"", cwd: Path | None = None
+        *args: str | Path, stdin: bytes = b"", cwd: Path | None = None, limit_s: float = 60.0
     ) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [*command, *(str(a) for a in args)],
             input=stdin,
             capture_output=True,
-            timeout=60,
+            timeout=limit_s,
             check=False,
             cwd=cwd,
         )

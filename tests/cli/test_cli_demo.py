@@ -177,7 +177,9 @@ def test_the_program_it_trains_is_there() -> None:
 @pytest.mark.timeout(400)
 def test_the_real_demonstration_names_and_heals_each_fault(spawn: Spawn, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the demonstration trains with torch")
-    done = spawn("demo", "--json", "--html", tmp_path / "demo.html", "--dir", tmp_path / "job")
+    done = spawn(
+        "demo", "--json", "--html", tmp_path / "demo.html", "--dir", tmp_path / "job", limit_s=300
+    )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     told = json.loads(done.stdout)
     assert told["schema"] == "failslow.demo/1"
