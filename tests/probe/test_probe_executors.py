@@ -1,8 +1,7 @@
 """One suite for all executors, on what they really use: processes, a Slurm cluster, a Ray cluster.
 
 The probes are stand-ins that train nothing (fake_probe.py): what is tested is who starts, reaches
-and ends them. The Ray cluster needs Ray, which is no part of the dev extra: 80 MB, and four raylets
-take more memory than all other tests together.
+and ends them. The Ray cluster needs Ray, which `make` installs where there is a wheel of it.
 """
 
 from __future__ import annotations
@@ -52,35 +51,17 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Four nodes, joined."""
     ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
+    from tests.ray_cluster import ray_cluster as cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        # a socket's path must be short
-        folder = Path("/tmp") / f"ray{os.getpid()}"
-        folder.mkdir()
-        patch.setenv("RAY_TMPDIR", str(folder))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.setenv("FAKE_PROBE_MARKS", str(tmp_path_factory.mktemp("marks")))
-        # addresses of loopback, each node its own; Ray takes 127.0.0.1 for another one
-        addresses = [f"127.0.0.{n}" for n in (2, 3, 4, 5)]
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 4,
-                "node_ip_address": addresses[0],
-                "include_dashboard": False,
-            },
-        )
-        try:
-            for address in addresses[1:]:
-                cluster.add_node(num_cpus=4, node_ip_address=address)
-            ray.init(address=cluster.address, _node_ip_address=addresses[0], log_to_driver=False)
-            yield
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
-            subprocess.run(["rm", "-rf", str(folder)], check=True)
+        with cluster(nodes=4) as address:
+            ray.init(address=address, _node_ip_address="127.0.0.2", log_to_driver=False)
+            try:
+                yield
+            finally:
+                ray.shutdown()
 
 
 @pytest.fixture(
@@ -420,7 +401,6 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         RayExecutor()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray leaves sockets and files to the collector
 def test_ray_gives_each_node_of_a_probe_another_machine(ray_cluster: None, tmp_path: Path) -> None:
     import ray
