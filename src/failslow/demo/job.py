@@ -150,6 +150,7 @@ def steered_job(
     ]
     variables = {
         "FAILSLOW": "1",
+        "FAILSLOW_CAPTURE_BUILD": "0",  # a compiler beside it is a fault nobody asked for
         "FAILSLOW_MODE": mode,
         "FAILSLOW_DIR": str(folder / "run"),
         **(settings or {}),

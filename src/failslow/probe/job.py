@@ -42,6 +42,7 @@ SETTINGS = {
     "FAILSLOW_LOCALIZE_RECHECK_S": "20",
     "FAILSLOW_TELEMETRY_RECORD_S": "5",
     "FAILSLOW_RUNTIME_UPDATE_S": "2",
+    "FAILSLOW_CAPTURE_BUILD": "0",  # a probe measures its node, and loads it with nothing else
 }
 """Patience for a minute of training that is there to be paused. What the environment sets outranks
 these."""
