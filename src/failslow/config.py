@@ -61,6 +61,9 @@ class DetectConfig(StageConfig):
     """...and it must also have lasted as long as this many healthy iterations."""
     merge_gap_s: float = Field(30.0, ge=0.0)
     """Episodes closer than this, in seconds, are one (flapping)."""
+    healthy_iteration_s: float = Field(0.0, ge=0.0)
+    """What an iteration takes where all is well, in seconds, if known beforehand: a job may be slow
+    from its start, or become so before its own healthy level is known. 0: learnt from the job."""
     change_probability: float = Field(0.9, gt=0.5, lt=1.0)
     """P(run length < k) above which a change point counts (the paper: 0.9)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from series_of import job, levels, noise
+from series_of import Floats, job, levels, noise
 
 from failslow.config import DetectConfig
 from failslow.detect import Detector, analyze
@@ -309,3 +309,40 @@ def test_an_episode_longer_than_the_history_keeps_its_level() -> None:
     assert abs(episode.first_index - 400) <= 1
     assert abs(episode.last_index - 40_399) <= 1
     assert episode.slowdown == pytest.approx(1.4, rel=0.01)
+
+
+KNOWN = DetectConfig(min_duration_s=3.0, healthy_iteration_s=0.145)
+
+
+def _events(duration_s: Floats, config: DetectConfig) -> list[tuple[str, int]]:
+    events, _ = Detector(config).extend(job(duration_s))
+    return [
+        (event.kind, event.first_index) for event in events if event.kind in ("onset", "relief")
+    ]
+
+
+def test_a_job_slow_from_its_first_iteration_is_found_where_its_healthy_time_is_known() -> None:
+    duration_s = levels((100, 0.2), (100, 0.13), cv=0.03)
+    assert _events(duration_s, KNOWN) == [("onset", 0), ("relief", 100)]
+    assert _events(duration_s, KNOWN.model_copy(update={"healthy_iteration_s": 0.0})) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fault_in_a_noisy_start_is_found_where_the_healthy_time_is_known(seed: int) -> None:
+    noisy = 0.13 * noise(20, 0.2, seed)
+    duration_s = np.concatenate([noisy, levels((100, 0.21), (100, 0.13), cv=0.05, seed=seed)])
+    (onset, begin), (relief, end) = _events(duration_s, KNOWN)
+    assert (onset, relief) == ("onset", "relief")
+    assert abs(begin - 20) <= 3
+    assert abs(end - 120) <= 1
+
+
+@pytest.mark.parametrize("level_s", [0.11, 0.13, 0.15])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_as_fast_as_is_known_is_not_slow(level_s: float, seed: int) -> None:
+    assert _events(levels((400, level_s), cv=0.05, seed=seed), KNOWN) == []
+
+
+def test_a_job_faster_than_is_known_is_measured_against_itself() -> None:
+    duration_s = levels((200, 0.11), (100, 0.14), (100, 0.11), cv=0.02)
+    assert _events(duration_s, KNOWN) == [("onset", 200), ("relief", 300)]

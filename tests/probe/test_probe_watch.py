@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from tests.probe.made_journal import HEALTHY_S, Made, link, verdict
 
+from failslow.config import DetectConfig, load_config
 from failslow.probe import ProbeSpec
+from failslow.probe.fleet import FleetReference
 from failslow.probe.job import Place
-from failslow.probe.run import Progress, Stop, _await_journal, _entries, _Watch
+from failslow.probe.run import Progress, Stop, _await_journal, _entries, _known, _Watch
 
 
 @dataclass
@@ -160,3 +162,13 @@ def test_a_journal_that_cannot_be_read_costs_progress_but_no_probe(tmp_path: Pat
     assert [(now.note, now.iterations) for now in told] == [("starting", 0)]
     assert _entries(path) == []
     _await_journal(path, 0.2, Stop())
+
+
+def test_the_detector_calls_slow_what_the_fleets_limit_does() -> None:
+    """The limit for what nothing else in the probe proves."""
+    fleet = FleetReference(iteration_s=0.12, limit=1.15, probes=9)
+    detect = load_config("detect", DetectConfig, environ=_known(fleet))
+    assert detect.healthy_iteration_s * detect.min_slowdown == pytest.approx(
+        0.12 * fleet.limit_alone, rel=1e-4
+    )
+    assert _known(None) == {}

@@ -183,7 +183,7 @@ class Feed(ABC):
         elif self._level is None:
             values = self._history.values(self._start, self._count)
             if len(values) >= _FIRST_LEVEL:
-                self._level = HealthyLevel(float(np.median(values)), self._slow)
+                self._level = self._level_at(float(np.median(values)))
                 slow = values - self._level.log_s >= WARMUP
                 warm = int(np.argmin(slow)) if not slow.all() else 0
                 self._clean = self._fed = self._level_born = self._start + warm
@@ -197,6 +197,10 @@ class Feed(ABC):
             )
             self._fed = self._count
             self._clean = max(self._clean, self._level_born + self._level.warm_up)
+
+    def _level_at(self, log_s: float) -> HealthyLevel:
+        known_s = self.config.healthy_iteration_s
+        return HealthyLevel(log_s, self._slow, math.log(known_s) if known_s else math.inf)
 
     # -- output ------------------------------------------------------------------------------------
 

@@ -35,9 +35,11 @@ _BLOCK = 128
 class HealthyLevel:
     """Running level, reference and noise; `take` is called with healthy records only."""
 
-    def __init__(self, log_s: float, slow: float) -> None:
-        self.log_s = log_s
-        self.reference_log_s = log_s
+    def __init__(self, log_s: float, slow: float, known_log_s: float = math.inf) -> None:
+        """known_log_s: what the reference may not lie above, whatever the records say."""
+        self._known_log_s = known_log_s
+        self.reference_log_s = min(log_s, known_log_s)
+        self.log_s = min(log_s, self.reference_log_s + slow)
         self.noise = Noise(sigma=0.02, rho=0.0, count=1)
         self.spikes = [Spikes(height=slow, rate=0.01)]
         """How common spikes of one or two heights are in this job."""
@@ -61,7 +63,7 @@ class HealthyLevel:
         self.noise = _noise(_detrended(self._recent), min(self._taken, _LEVEL_RECORDS))
         self.spikes = _spikes(self._recent - level, self._slow)
         if self._taken <= _LEVEL_RECORDS:
-            self.reference_log_s = level
+            self.reference_log_s = min(level, self._known_log_s)
         elif self._taken >= 2 * _LEVEL_RECORDS:
             error = 1.25 * self.noise.sigma / np.sqrt(self.noise.effective(_LEVEL_RECORDS))
             if level < self.reference_log_s - max(self._slow / 2, 5.0 * error):

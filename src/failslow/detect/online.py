@@ -205,7 +205,7 @@ class Detector(Feed):
         """Make the stretch the new healthy level."""
         assert self._level is not None
         self._earlier.append((self._level.log_s, self._level.wall_s))
-        self._level = HealthyLevel(log_s, self._slow)
+        self._level = self._level_at(log_s)
         self._suspicion = False
         self._clean = self._fed = self._level_born = stretch.first
 

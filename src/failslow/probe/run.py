@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from failslow.config import DetectConfig
 from failslow.errors import JournalError
 from failslow.journal import GrowingJournal, JournalEntry
 from failslow.probe.fleet import FleetReference
@@ -103,7 +104,7 @@ def run_probe(
     """
     begin_t = time.time()
     name = _name_here(environ)
-    environ = {**environ, "FAILSLOW_NODE": name}
+    environ = {**_known(fleet), **environ, "FAILSLOW_NODE": name}
     with ProbeJob(spec, place, folder, environ) as job:
         state, error = _Watch(job, stop, show).run()
     end_t = time.time()
@@ -116,6 +117,14 @@ def run_probe(
         entries = _entries(job.journal)
     ending = Ending(begin_t=begin_t, end_t=end_t, state=state, error=error, node=name)
     return read_result(entries, spec, ending, fleet)
+
+
+def _known(fleet: FleetReference | None) -> dict[str, str]:
+    """For the detector: a fault in the first seconds would be taken for the healthy level."""
+    if fleet is None:
+        return {}
+    healthy_s = fleet.iteration_s * fleet.limit_alone / DetectConfig().min_slowdown
+    return {"FAILSLOW_DETECT_HEALTHY_ITERATION_S": f"{healthy_s:.6g}"}
 
 
 def _name_here(environ: Mapping[str, str]) -> str:
