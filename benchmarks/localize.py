@@ -265,7 +265,7 @@ def _both(*faults: AbstractContextManager[object]) -> Iterator[None]:
 def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float = 40.0) -> Strike:
     """Healthy, injected until the verdict, undone until all is calm."""
     healthy_t, demand = time.time(), Demand(job)
-    until(lambda: time.time() - healthy_t > _HEALTHY_S and job.calm(healthy_t), 60.0)
+    until(lambda: time.time() - healthy_t > _HEALTHY_S and job.calm(healthy_t), 180.0)
     healthy_s = statistics.median(job.steps_s(healthy_t))
     truth, inject = _fault(job, name, pick, demand)
     with inject():

@@ -20,7 +20,7 @@ from failslow.inject import throttle
 from failslow.localize.benchmarks import describe_place, run_script
 from failslow.localize.benchmarks.accounts import Books
 from failslow.localize.benchmarks.helper import Helper, Lost
-from failslow.localize.benchmarks.transfer import receive_all
+from failslow.localize.benchmarks.transfer import receive_all, send_all
 from failslow.localize.judge import judge
 from failslow.localize.script import Script, WorkerPlace, expected_s, plan, reference_script
 
@@ -204,6 +204,36 @@ def test_a_link_that_leaves_time_for_one_transfer_only_is_told_by_that_one() -> 
     assert result["size_bytes"] == 1 << 18
     assert result["at_least_s"] >= 0.02
     assert "no time was left" in result["error"]
+
+
+class CutOff:
+    """A channel on which the second message asked for is cut off."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def send(self, message: torch.Tensor, limit_s: float) -> None:
+        del message, limit_s
+        if self._asked == 2:
+            time.sleep(0.02)
+            raise RuntimeError("Timed out")
+
+    def receive(self, message: torch.Tensor, limit_s: float) -> None:
+        del limit_s
+        self._asked += 1
+        message.fill_(1 << 18)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_sender_that_is_cut_off_tells_since_when_it_was_asked() -> None:
+    begin_s = time.perf_counter()
+    result = send_all(
+        CutOff(), sizes_bytes=[1 << 18], until_s=begin_s + 1.0, device=torch.device("cpu")
+    )
+    assert (result["asked"], result["error"]) == (2, "Timed out")
+    assert 0.02 <= result["since_s"] <= time.perf_counter() - begin_s
 
 
 _STORE = """

@@ -209,36 +209,6 @@ def test_only_devices_of_the_same_model_compare() -> None:
     assert named(verdict(workers, worse, before=slow)) == {("device", (4,), ())}
 
 
-def test_cut_off_transfers_are_slow_links_and_missing_ones_are_said() -> None:
-    lab = Lab(workers=job(5), noise=0.02)
-    script = reference_script(lab.workers, WHOLE)
-    results = [r for r in lab.run(script) if (r.get("rank"), r.get("peer")) != (1, 2)]
-    cut = {"do": "p2p", "rank": 1, "peer": 2, "size_bytes": 1 << 24, "seconds": None}
-    results.append({**cut, "at_least_s": 2.0, "error": "Timed out"})
-    assert named(judge(results, [], lab.workers, episode="e")) == {("link", (1,), (2,))}
-
-    results[-1] |= {"waited": 0.97}  # but not because of the link
-    assert judge(results, [], lab.workers, episode="e").findings == ()
-
-    results[-1] = {"do": "p2p", "rank": 1, "peer": 2, "seconds": None, "error": "did not come"}
-    found = judge(results, [], lab.workers, episode="e")
-    assert found.findings == ()
-    assert "1>2 not measured: did not come" in found.note
-
-
-def test_a_transfer_that_waited_for_a_core_does_not_clear_the_card_it_left_by() -> None:
-    lab = Lab(workers=job(4, 1, "cpu"), noise=0.02)
-    script = reference_script(lab.workers, WHOLE)
-    last = [stage for stage in script if stage["do"] == "p2p"][-1]
-    script.append({**last, "pairs": [[2, 0]]})
-    slow = Culprits(links={("n2", f"n{n}"): 16.0 for n in (0, 1, 3)})
-    results = lab.run(script, slow)
-    for result in results:
-        if (result.get("rank"), result.get("peer")) == (2, 1):
-            result["waited"] = 1.0
-    assert named(judge(results, lab.run(script), lab.workers, episode="e")) == {("link", (2,), ())}
-
-
 def test_nothing_found_says_what_was_looked_at() -> None:
     found = verdict(job(4, 2))
     assert found.findings == ()

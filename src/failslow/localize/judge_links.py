@@ -37,6 +37,8 @@ _ECHO = 0.4
 """A link whose way back is slower by x carries its acknowledgements late, and may look slow by
 x to this power, from..."""
 _ECHO_FROM = 8.0
+_ECHO_LATE = 0.5
+"""...and one into a card that is slow as a whole by so much of what its way back is late."""
 _NOTHING = Reading(0.0)
 
 
@@ -179,7 +181,31 @@ class LinkJudge:
                 + " nobody can say whether it is they or their nodes' cards"
             )
         every: tuple[Culprit[End], ...] = (*culprits, *(Culprit("link", *u) for u in unclear))
-        return [self._finding(culprit, slow, judged) for culprit in every]
+        cards = {culprit.end for culprit in culprits if culprit.kind == "out"}
+        return [
+            self._finding(c, slow, judged) for c in every if not self._is_echo(c, cards, judged)
+        ]
+
+    def _is_echo(
+        self,
+        culprit: Culprit[End],
+        cards: Container[End],
+        judged: Mapping[Link, tuple[int, Compared]],
+    ) -> bool:
+        """Whether a link is late as its receiver's card sends acknowledgements late.
+
+        They wait in the queue that what the card sends waits in, but are few: it is less late.
+        """
+        if culprit.peer is None or culprit.peer not in cards:
+            return False
+        link = culprit.end, culprit.peer
+        back = judged.get((link[1], link[0]))
+        if back is None or judged[link][1].late_s > _ECHO_LATE * back[1].late_s:
+            return False
+        self.notes.append(
+            f"transfers {_name(link[0])}>{_name(link[1])} are slow, as their way back is"
+        )
+        return True
 
     def _is_explained(
         self, link: Link, slow: Mapping[Link, float], ranks: tuple[int, int], expected_s: float

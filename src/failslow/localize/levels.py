@@ -85,6 +85,11 @@ class Compared:
         """Above 1 = slower than expected."""
         return self.value_s / self.expected_s
 
+    @property
+    def late_s(self) -> float:
+        """Above 0 = later than expected."""
+        return self.value_s - self.expected_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Level:

@@ -134,8 +134,8 @@ def host_readings(results: Iterable[Result], ranks: Container[int]) -> list[Host
 def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[LinkReading]:
     """The transfers among the results; those cut off are so marked."""
     results = list(results)
-    waited = {  # of the sending side
-        _transfer(result, ranks): result.get("waited")
+    sending = {
+        _transfer(result, ranks): result
         for result in results
         if result.get("do") == "p2p" and result.get("by") == result.get("rank")
     }
@@ -147,14 +147,16 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
             continue
         if not isinstance(size, int) or size < 1:
             continue
-        theirs = waited.get(_transfer(result, ranks))
-        excused = (_positive(result.get("waited")) or 0.0) + (_positive(theirs) or 0.0)
+        theirs = sending.get(_transfer(result, ranks), {})
+        excused = (_positive(result.get("waited")) or 0.0) + (
+            _positive(theirs.get("waited")) or 0.0
+        )
         excused = min(1.0, excused)
         if _typical(result) is not None and (middle_s := _positive(result.get("median_s"))):
             # few samples: the middle one, and the fastest must be slow as well
             low_s = _positive(result.get("min_s"))
             reading = Reading(middle_s, noise=_noise(result), low_s=low_s, excused=excused)
-        elif (at_least_s := _positive(result.get("at_least_s")) or 0.0) >= _CUT_OFF_S:
+        elif (at_least_s := _at_least_s(result, theirs)) >= _CUT_OFF_S:
             reading = Reading(at_least_s, low_s=at_least_s, excused=excused, at_least=True)
         else:
             continue
@@ -162,6 +164,19 @@ def link_readings(results: Iterable[Result], ranks: Container[int]) -> list[Link
             LinkReading(sender=sender, receiver=receiver, size_bytes=size, reading=reading)
         )
     return found
+
+
+def _at_least_s(result: Result, theirs: Result) -> float:
+    """For how long a message had been under way when it was cut off; 0.0: nobody can say.
+
+    The receiver counts from its asking, which may itself be late: the message was under way since
+    the sender was asked.
+    """
+    at_least_s = _positive(result.get("at_least_s")) or 0.0
+    asked, heard = result.get("asked"), theirs.get("asked")
+    if not isinstance(asked, int) or not isinstance(heard, int):
+        return at_least_s
+    return 0.0 if heard < asked else min(at_least_s, _positive(theirs.get("since_s")) or 0.0)
 
 
 def merge_runs(readings: Iterable[GemmReading]) -> dict[int, GemmReading]:

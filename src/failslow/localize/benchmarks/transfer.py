@@ -118,22 +118,27 @@ def send_all(
 ) -> dict[str, Any]:
     """Send what the other side asks for until it asks for nothing.
 
-    until_s: on the clock of time.perf_counter.
+    until_s: on the clock of time.perf_counter. Where it was cut off the result has `asked`, how
+    often it was asked, and `since_s`, how long ago the last time was: what did not come for longer
+    was not asked for until then.
     """
     buffer = torch.ones(max(sizes_bytes), dtype=torch.uint8, device=device)
     asked = torch.zeros(1, dtype=torch.int64, device=device)
     books = Books(every_thread=True)
-    error = ""
+    cut: dict[str, Any] = {"error": ""}
+    count, asked_s = 0, time.perf_counter()
     try:
         while True:
             channel.receive(asked, until_s - time.perf_counter())
+            count, asked_s = count + 1, time.perf_counter()
             size = int(asked.item())
             if not 0 < size <= len(buffer):
                 break
             channel.send(buffer[:size], until_s - time.perf_counter())
     except RuntimeError as failure:
-        error = _text(failure)
-    return {"seconds": None, "waited": _waited(books), "error": error}
+        since_s = round(time.perf_counter() - asked_s, 4)
+        cut = {"error": _text(failure), "asked": count, "since_s": since_s}
+    return {"seconds": None, "waited": _waited(books), **cut}
 
 
 def receive_all(
@@ -153,8 +158,11 @@ def receive_all(
     buffer = torch.zeros(sizes[-1], dtype=torch.uint8, device=device)
     asked = torch.zeros(1, dtype=torch.int64, device=device)
 
+    count = 0
+
     def ask(size: int) -> float:
-        begin_s = time.perf_counter()
+        nonlocal count
+        begin_s, count = time.perf_counter(), count + 1
         asked.fill_(size)
         channel.send(asked, until_s - begin_s)
         if size:
@@ -195,7 +203,7 @@ def receive_all(
         cut = {"seconds": None, "waited": _waited(books), "error": _text(error)}
         if size >= sizes[0]:
             at_least_s = round(time.perf_counter() - begin_s, 4)
-            cut |= {"size_bytes": size, "at_least_s": at_least_s}
+            cut |= {"size_bytes": size, "at_least_s": at_least_s, "asked": count}
         results.append(cut)
     return results
 
