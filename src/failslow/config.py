@@ -130,7 +130,8 @@ class LocalizeConfig(StageConfig):
     ready_timeout_s: float = Field(4.0, gt=0.0, le=60.0)
     """...and what a worker waits at most for the others, and for the word to begin."""
     prepare_timeout_s: float = Field(30.0, gt=0.0, le=600.0)
-    """From the order to prepare a pause to all workers being at the boundary."""
+    """From the order to prepare a pause to all workers being at the boundary; longer where their
+    calls are that far apart."""
     silence_s: float = Field(1.5, gt=0.0, le=10.0)
     """A worker waits for no agent that has been silent for so long."""
     pauses_per_hour: int = Field(6, ge=0)

@@ -113,6 +113,19 @@ def test_agents_that_do_not_answer_are_named() -> None:
     assert lead.result.reason == "ranks 0, 2, 3 did not answer"
 
 
+@pytest.mark.parametrize(("gap_s", "limit_s"), [(0.1, 30.0), (40.0, 240.0), (5000.0, 600.0)])
+def test_workers_of_long_iterations_have_the_time_they_take(gap_s: float, limit_s: float) -> None:
+    lead = PauseLead(mode="advise")
+    (survey,) = lead.begin(SCRIPT, range(4), 1000.0)
+    for rank, body in answer(4, [[KEY, 10, 3, gap_s]]).items():
+        arm = lead.report(rank, {**body, "id": survey["id"]}, 1000.0)
+    assert arm[0]["for_s"] == pytest.approx(limit_s + arm[0]["hold_s"])
+    assert lead.tick(1000.0 + limit_s - 1.0) == []
+    assert [order["do"] for order in lead.tick(1000.0 + limit_s + 1.0)] == ["release"]
+    assert lead.result is not None
+    assert "did not come to the boundary within" in lead.result.reason
+
+
 def test_who_is_late_is_tried_again_farther_ahead() -> None:
     lead = PauseLead(CONFIG, mode="advise")
     ids, leads_s = [], []

@@ -18,6 +18,7 @@ from tests.transport.servers import until
 from failslow.capture.layout import CALL, NO_GROUP, OPTIMIZER_STEP
 from failslow.capture.ring import RingWriter, find_rings
 from failslow.config import RuntimeConfig, TrackConfig
+from failslow.errors import MessageTooLargeError
 from failslow.journal import JournalWriter, decode_entry, read_journal
 from failslow.pipeline import Order, Pipeline, Write
 from failslow.records import StepSample
@@ -30,7 +31,7 @@ from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import NodeWatch
 from failslow.runtime.supervise import worker_lives
 from failslow.runtime.transport import Endpoint, from_url
-from failslow.runtime.wire import NEWS, ORDERS, encode_order
+from failslow.runtime.wire import AGENTS, NEWS, ORDERS, encode_order
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GONE = f"{2**22 + 1}-1"
@@ -199,10 +200,37 @@ def test_agent_and_controller_carry_iterations_from_rings_to_the_journal(
     assert not (tmp_path / "agent.jsonl").exists()
 
 
+def test_what_a_bus_cannot_be_made_of_is_said_and_tried_again(tmp_path: Path) -> None:
+    url, tries = f"memory://{tmp_path.name}", []
+
+    def connects_the_second_time(address: str) -> Endpoint:
+        tries.append(address)
+        if len(tries) == 1:
+            raise OSError("libtorch.so: cannot open shared object file")
+        return connect(address, "n1")
+
+    bus = Bus(lambda: url, connects_the_second_time)
+    with pytest.raises(MessageTooLargeError, match="exceeds the limit"):
+        bus.publish(AGENTS, b"x" * 300_000)
+    bus.publish(AGENTS, b"kept")
+    said: set[str] = set()
+
+    def is_made() -> bool:
+        bus.tend()
+        said.add(bus.outage()[1])
+        return bus.ready
+
+    until(is_made)
+    assert any("libtorch.so" in one for one in said)
+    heard = connect(url, "controller").poll(AGENTS, 0.0)
+    assert [message.payload for message in heard] == [b"kept"]
+
+
 class Heard(Duty):
     """Notes its orders."""
 
     topic = "heard"
+    acts = True
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -212,15 +240,23 @@ class Heard(Duty):
         self.ids.append(order.body["id"])
 
 
-def test_an_agent_takes_no_orders_given_before_its_start(
+class Told(Heard):
+    """Only reports."""
+
+    topic = "told"
+    acts = False
+
+
+def test_an_agent_does_not_act_on_orders_given_before_its_start(
     environ: Mapping[str, str], tmp_path: Path
 ) -> None:
-    url, duty = f"memory://{tmp_path.name}", Heard()
+    url, duty, told = f"memory://{tmp_path.name}", Heard(), Told()
     controller = connect(url, "controller")
     controller.publish(ORDERS, encode_order(Order(topic="heard", body={"id": 1})))
+    controller.publish(ORDERS, encode_order(Order(topic="told", body={"id": 1})))
     since_t = time.time()
     until(lambda: time.time() > since_t, 5.0)
-    agent = agent_at(url, environ, tmp_path, duties=[duty], since_t=since_t)
+    agent = agent_at(url, environ, tmp_path, duties=[duty, told], since_t=since_t)
     controller.publish(ORDERS, encode_order(Order(topic="heard", body={"id": 2})))
 
     def heard() -> bool:
@@ -228,7 +264,7 @@ def test_an_agent_takes_no_orders_given_before_its_start(
         return bool(duty.ids)
 
     until(heard)
-    assert duty.ids == [2]
+    assert (duty.ids, told.ids) == ([2], [1])
 
 
 def test_a_record_too_large_for_a_message_is_journaled_and_the_next_one_sent(

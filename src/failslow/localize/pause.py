@@ -46,6 +46,9 @@ _LEAD_S = 0.75
 """From a survey until all workers are armed; twice as long at each further attempt."""
 _HOLD_S = 2.0
 """A worker waits at least so long for the others, and for the words to go round."""
+_COMING = 1.5
+"""A worker may take so many times longer to the boundary than it took for as many calls so far."""
+_MOST_COMING_S = 600.0
 _SPARE_S = 2.0
 """The script's time over, reports may still be on their way for so long."""
 
@@ -96,6 +99,8 @@ class _Pause:
     over: set[int] = field(default_factory=set)
     done: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     hold_s: float = _HOLD_S
+    prepare_s: float = 0.0
+    """To being at the boundary, all of them."""
 
 
 class PauseLead:
@@ -195,7 +200,7 @@ class PauseLead:
             return self._abort(pause, f"{_ranks(silent)} did not answer", now_s)
         if pause.phase == "arm":
             left = sorted(pause.ranks - pause.ready)
-            if elapsed_s > config.prepare_timeout_s:
+            if elapsed_s > pause.prepare_s:
                 why = f"{_ranks(left)} did not come to the boundary within {elapsed_s:.0f} s"
                 return self._abort(pause, why, now_s)
             if pause.ready_s is not None and now_s - pause.ready_s > pause.hold_s:
@@ -299,6 +304,9 @@ class PauseLead:
         at = max(count for count, _, _ in seen) + max(most for _, most, _ in seen) + 1
         gap_s = max(gap_s for _, _, gap_s in seen)
         pause.hold_s = min(config.ready_timeout_s, _HOLD_S + gap_s)
+        # a job may make one such call an iteration, and iterations of a minute
+        coming_s = _COMING * gap_s * (at - min(count for count, _, _ in seen))
+        pause.prepare_s = max(config.prepare_timeout_s, min(coming_s, _MOST_COMING_S))
         pause.phase, pause.phase_s = "arm", now_s
         return [
             self._order(
@@ -307,7 +315,7 @@ class PauseLead:
                 group=key,
                 at=at,
                 hold_s=pause.hold_s,
-                for_s=config.prepare_timeout_s + pause.hold_s,
+                for_s=pause.prepare_s + pause.hold_s,
                 script=pause.script,
                 limit_s=self._limit_s(pause),
             )

@@ -66,7 +66,7 @@ class Agent:
     """The loop's body; `turn` does what is due.
 
     worker: who brought the agent up; it stays at least as long as that process lives. since_t:
-    epoch seconds; older orders were another agent's, and the bus may keep them for minutes.
+    epoch seconds; older orders to act were another agent's, and the bus may keep them for minutes.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Agent:
     def _do_duties(self, now_s: float) -> None:
         workers = self._watch.workers
         for message in self._bus.poll(ORDERS):
-            if message.sent_s < self._since_t:
-                continue  # to move or stop a job twice would be worse than not at all
             order = decode_order(message.payload)
             duty = self._duties.get(order.topic) if order is not None else None
+            if duty is not None and duty.acts and message.sent_s < self._since_t:
+                continue  # only those: the controller's clock may be behind this node's
             if order is not None and duty is not None and order.node in ("", self._node):
                 self._guard(duty, partial(duty.order, order, now_s))
         for worker in workers:

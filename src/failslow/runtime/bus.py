@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from failslow.errors import FailslowError
 from failslow.runtime.security import Message
-from failslow.runtime.transport import Endpoint
+from failslow.runtime.transport import MAX_PAYLOAD_BYTES, Endpoint
+from failslow.runtime.transport.base import check_size
 
 __all__ = ["Bus"]
 
@@ -51,7 +52,11 @@ class Bus:
         return self._endpoint is not None
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """Send, or keep until there is somebody to send to; the oldest give way."""
+        """Send, or keep until there is somebody to send to; the oldest give way.
+
+        Raises MessageTooLargeError, whether there is somebody or not.
+        """
+        check_size(topic, len(payload), MAX_PAYLOAD_BYTES)
         with self._lock:
             if self._endpoint is None:
                 self._waiting.append((topic, payload))
@@ -95,8 +100,9 @@ class Bus:
     def _make(self, url: str) -> None:
         try:
             endpoint = self._connect(url)
-        except FailslowError as error:
-            self._error, self._url = str(error), ""
+        except Exception as error:  # torch, for one, may not be importable at all
+            told = str(error) if isinstance(error, FailslowError) else repr(error)
+            self._error, self._url = told, ""
         else:
             with self._lock:
                 old, self._endpoint = self._endpoint, endpoint

@@ -71,6 +71,8 @@ class Duty:
 
     topic: ClassVar[str] = ""
     """Of the orders it takes."""
+    acts: ClassVar[bool] = False
+    """They move or stop a job: one carried out twice would be worse than one that was not."""
 
     @property
     def pace_s(self) -> float:

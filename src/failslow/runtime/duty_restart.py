@@ -21,6 +21,7 @@ class RestartDuty(Duty):
     """Leaves orders in `folder` for the node's launcher."""
 
     topic: ClassVar[str] = "restart"
+    acts: ClassVar[bool] = True
 
     def __init__(self, node: str, folder: Path) -> None:
         self._node, self._folder = node, folder

@@ -34,6 +34,7 @@ class SteerDuty(Duty):
     """Knows no plan: it only carries."""
 
     topic: ClassVar[str] = "steer"
+    acts: ClassVar[bool] = True
 
     def __init__(self, node: str) -> None:
         self._node = node
