@@ -22,6 +22,10 @@ class Made:
     lines: list[bytes] = field(default_factory=list)
     now_t: float = BEGIN_T
     step: int = 0
+    hosts: tuple[str, ...] = ("n0", "n1", "n2", "n3")
+    """Of each rank."""
+    healthy_s: float = HEALTHY_S
+    """What fail-slows are counted from."""
 
     def add(self, record: Any, kind: str | None = None, **tags: Any) -> None:
         self.lines.append(encode_entry(record, t=self.now_t, kind=kind, **tags))
@@ -37,7 +41,9 @@ class Made:
             self.add(sample, workers=4, healthy_s=healthy_s)
             if self.step % 10 == 0:
                 for rank in range(4):
-                    self.add(sample, rank=rank, node=f"n{rank}", healthy_s=healthy_s, state="ok")
+                    self.add(
+                        sample, rank=rank, node=self.hosts[rank], healthy_s=healthy_s, state="ok"
+                    )
             self.step += 1
 
     def slow(
@@ -45,11 +51,12 @@ class Made:
     ) -> None:
         """A fail-slow as the pipeline tells it; said: verdicts and diagnoses on it."""
         begin_t, begin_step = self.now_t, self.step
-        self.train(iterations // 2, HEALTHY_S * slowdown)
+        each_s = self.healthy_s * slowdown
+        self.train(iterations // 2, each_s, healthy_s=self.healthy_s)
         self._episode("onset", id, begin_t, begin_step, slowdown)
         for record in said:
             self.add(record)
-        self.train(iterations - iterations // 2, HEALTHY_S * slowdown)
+        self.train(iterations - iterations // 2, each_s, healthy_s=self.healthy_s)
         self._episode("relief" if ends else "update", id, begin_t, begin_step, slowdown)
 
     def _episode(self, event: str, id: str, begin_t: float, step: int, slowdown: float) -> None:
@@ -60,8 +67,8 @@ class Made:
             start_s=begin_t - BEGIN_T,
             end_s=self.now_t - BEGIN_T if event == "relief" else None,
             duration_s=took_s,
-            iteration_s=slowdown * HEALTHY_S,
-            baseline_s=HEALTHY_S,
+            iteration_s=slowdown * self.healthy_s,
+            baseline_s=self.healthy_s,
             slowdown=slowdown,
             peak_slowdown=slowdown,
             lost_s=took_s * (1.0 - 1.0 / slowdown),

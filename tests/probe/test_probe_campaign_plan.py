@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,7 @@ from failslow.probe.campaign import (
     Start,
     Wait,
 )
+from failslow.probe.runner import TrainingJob
 
 _PLANS = st.builds(
     CampaignPlan,
@@ -37,6 +40,7 @@ _PLANS = st.builds(
     spacing_s=st.sampled_from([0.0, 1.0, 7.5]),
     retries=st.integers(0, 2),
     failures_in_a_row=st.integers(1, 4),
+    backoff_s=st.sampled_from([0.0, 4.0, 10.0]),
 )
 _ENDINGS: tuple[Ending, ...] = ("finished", "preempted", "failed", "stopped")
 
@@ -182,11 +186,11 @@ def test_more_probes_than_before_are_added_to_those_that_were() -> None:
 def test_what_failed_goes_behind_those_not_tried() -> None:
     campaign = Campaign(CampaignPlan(sizes=(SizeClass(nodes=1, probes=3),)))
     order = []
-    for _ in range(4):
-        step = campaign.next(0.0)
+    for now_t in range(0, 4000, 1000):
+        step = campaign.next(now_t)
         assert isinstance(step, Start)
         order.append((step.probe, step.attempt))
-        campaign.started(step.probe, 0.0)
+        campaign.started(step.probe, now_t)
         campaign.ended(step.probe, "failed" if step.probe == "1n-0001" else "finished")
 
     assert order == [("1n-0001", 1), ("1n-0002", 1), ("1n-0003", 1), ("1n-0001", 2)]
@@ -217,6 +221,65 @@ def test_a_row_of_failures_uses_up_no_retries_and_a_few_do() -> None:
     assert few.given_up == {"1n-0001", "1n-0002"}
     assert few.retries_for_all == 1
     assert not Campaign(replace(plan, retries=1), cluster.done[:2]).given_up
+
+
+def _starts_t(campaign: Campaign, endings: Sequence[Ending], now_t: float = 0.0) -> list[float]:
+    """When each attempt starts, where each ends as soon as it has begun."""
+    found: list[float] = []
+    for ending in endings:
+        step = campaign.next(now_t)
+        while isinstance(step, Wait):
+            assert step.until_t is not None
+            assert step.until_t > now_t
+            now_t = step.until_t
+            step = campaign.next(now_t)
+        assert isinstance(step, Start), step
+        campaign.started(step.probe, now_t)
+        campaign.ended(step.probe, ending)
+        found.append(now_t)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spacing_s", "pauses_s"),
+    [
+        (0.0, [10, 20, 40, 80, 160, 300, 300]),
+        (60.0, [60, 60, 60, 80, 160, 300, 300]),
+        (400.0, [400] * 7),
+    ],
+)
+def test_after_each_failure_in_a_row_it_waits_longer(
+    spacing_s: float, pauses_s: list[float]
+) -> None:
+    size = SizeClass(nodes=1, probes=20)
+    plan = CampaignPlan(sizes=(size,), spacing_s=spacing_s, failures_in_a_row=9)
+
+    times = _starts_t(Campaign(plan), ["failed"] * 8)
+
+    assert [b - a for a, b in pairwise(times)] == pauses_s
+    assert plan.pause_s(10**6) == max(300.0, spacing_s)
+
+
+def test_an_outage_of_a_minute_halts_no_campaign_and_is_forgotten() -> None:
+    plan = CampaignPlan(sizes=(SizeClass(nodes=1, probes=20),))
+    four: tuple[Ending, ...] = ("failed",) * 4
+    times = _starts_t(Campaign(plan), [*four, "finished", "failed", "finished"])
+
+    assert times[3] > 60.0, "the fourth of five is after it"
+    assert times[4:] == [150.0, 150.0, 160.0]
+    # being preempted or stopped is no failure of anybody
+    assert _starts_t(Campaign(plan), ["preempted", "stopped", "finished"]) == [0.0, 0.0, 0.0]
+    assert _starts_t(Campaign(plan), ["failed", "stopped", "finished"]) == [0.0, 10.0, 20.0]
+
+
+def test_a_new_run_does_not_wait_for_failures_of_the_last() -> None:
+    plan = CampaignPlan(sizes=(SizeClass(nodes=1, probes=9),))
+    past = [
+        Attempt(probe=f"1n-000{n}", number=1, ending="failed", started_t=100.0 * n)
+        for n in range(1, 6)
+    ]
+
+    assert isinstance(Campaign(plan, past).next(501.0), Start)
 
 
 def test_a_clock_that_was_set_back_stops_nothing() -> None:
@@ -254,6 +317,7 @@ def test_a_smaller_probe_does_not_overtake_one_that_waits_for_nodes() -> None:
         ({"spacing_s": float("inf")}, "spacing is inf; it must be at least 0, and finite"),
         ({"retries": -1}, "retries is -1"),
         ({"failures_in_a_row": 0}, "failures in a row is 0"),
+        ({"backoff_s": -1.0}, "backoff is -1"),
     ],
 )
 def test_a_plan_out_of_range_says_value_and_limit(change: dict[str, object], told: str) -> None:
@@ -261,6 +325,23 @@ def test_a_plan_out_of_range_says_value_and_limit(change: dict[str, object], tol
 
     with pytest.raises(ConfigError, match=told):
         replace(plan, **change)  # type: ignore[arg-type]  # names come from the table
+
+
+@pytest.mark.parametrize(("nodes", "backoff_s"), [(None, 10.0), (1, 0.0)])
+def test_only_a_scheduler_is_waited_for(nodes: int | None, backoff_s: float) -> None:
+    from failslow.cli.campaign import _plan
+
+    found = _plan(
+        ["1x3"],
+        SimpleNamespace(nodes=nodes),
+        concurrency=1,
+        max_nodes=None,
+        spacing_s=0.0,
+        retries=1,
+        training=TrainingJob(),
+    )
+
+    assert found.backoff_s == backoff_s
 
 
 def test_endings_are_all_told_apart() -> None:

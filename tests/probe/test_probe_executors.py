@@ -12,9 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -22,10 +25,19 @@ from tests.probe.fake_probe import fake_command
 from tests.slurm_cluster import SlurmCluster
 
 from failslow.errors import MissingDependencyError, ProbeError
+from failslow.probe.campaign import Campaign, CampaignPlan, Halt, Over, SizeClass
 from failslow.probe.executors import Executor, Job, LocalExecutor, Seat
 from failslow.probe.result import ProbeResult, ProbeSpec
+from failslow.probe.runner import CampaignStop, TrainingJob, run_campaign
+from failslow.probe.store import StoreWriter, read_store
 
 _LIMIT_S = 60.0
+_PREEMPTING = """
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime={grace_s}
+PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF
+"""
 
 
 def until(condition: Callable[[], object], limit_s: float = _LIMIT_S) -> None:
@@ -134,8 +146,8 @@ def test_a_stopped_probe_gives_what_it_has(executor: Executor, tmp_path: Path, n
     if executor.name == "ray":  # whose nodes have folders of their own
         marks = Path(os.environ["FAKE_PROBE_MARKS"])
         until(lambda: len(list(marks.glob(f"long-1-{nodes}-*"))) == nodes)
-    else:
-        until(lambda: any("all nodes" in _text(log) for log in (tmp_path / "p").rglob("*log*")))
+    else:  # the first node has met all others; they may say so before
+        until(lambda: "all nodes" in _text(tmp_path / "p" / "node0.log"))
 
     for _ in range(3):  # it is told once
         job.stop()
@@ -299,12 +311,7 @@ def test_slurm_says_that_it_took_the_nodes_away(tmp_path: Path) -> None:
         pytest.skip(reason)
     from failslow.probe.executors.slurm import SlurmExecutor
 
-    more = """
-PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
-PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=0
-PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF
-"""
+    more = _PREEMPTING.format(grace_s=0)
     with SlurmCluster(nodes=1, more=more) as cluster, pytest.MonkeyPatch.context() as patch:
         for name in ("SLURM_CONF", "PATH"):
             patch.setenv(name, cluster.environ[name])
@@ -366,6 +373,240 @@ def test_slurm_that_does_not_answer_has_not_ended_a_job(
     assert states(lost, "", 530.0, 536.0) == ["running", "ended"]
 
 
+@pytest.fixture
+def told_sbatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[dict[str, str], ProbeSpec], dict[str, object]]:
+    """What sbatch is told of a probe, by the options of a user; without Slurm."""
+    from failslow.probe.executors import slurm
+
+    def told(options: dict[str, str], of: ProbeSpec) -> dict[str, object]:
+        found = slurm.SlurmExecutor(options, command=fake_command)._parameters(of)
+        more = found["additional_parameters"]
+        assert isinstance(more, dict)
+        return {"srun": found["srun_args"], **more}
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace())
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/true")
+    return told
+
+
+def test_slurm_gives_a_probe_its_cores_its_gpus_and_nodes_of_its_own(
+    told_sbatch: Callable[[dict[str, str], ProbeSpec], dict[str, object]],
+) -> None:
+    cpu = replace(spec("quick"), workers_per_node=8)
+    gpu = replace(cpu, preset="gpu")
+
+    told = told_sbatch({}, cpu)
+    assert (told["cpus-per-task"], told["srun"]) == (8, ["--cpus-per-task=8"])
+    assert told["exclusive"] is True
+    assert "gpus-per-node" not in told
+    told = told_sbatch({"partition": "p"}, gpu)
+    assert (told["cpus-per-task"], told["srun"]) == (8, ["--cpus-per-task=8"])
+    assert (told["gpus-per-node"], told["exclusive"], told["partition"]) == (8, True, "p")
+
+
+def test_slurm_options_of_the_user_outrank_ours(
+    told_sbatch: Callable[[dict[str, str], ProbeSpec], dict[str, object]],
+) -> None:
+    gpu = replace(spec("quick"), preset="gpu")
+
+    assert told_sbatch({"exclusive": "user"}, gpu)["exclusive"] == "user"
+    assert "exclusive" not in told_sbatch({"exclusive": "no"}, gpu)
+    told = told_sbatch({"cpus_per_task": "12", "gpus-per-node": "h100:2"}, gpu)
+    assert (told["cpus-per-task"], told["srun"]) == ("12", ["--cpus-per-task=12"])
+    assert told["gpus-per-node"] == "h100:2"
+    assert "cpus_per_task" not in told
+    # sbatch refuses the two together
+    told = told_sbatch({"cpus-per-gpu": "6"}, gpu)
+    assert (told["cpus-per-gpu"], told["srun"]) == ("6", None)
+    assert "cpus-per-task" not in told
+
+
+class FakeSlurm:
+    """Answers as Slurm's commands, at the time that is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from failslow.probe.executors import slurm
+
+        self.now_s = 100.0
+        self.says: str | None = ""
+        """Of squeue."""
+        self.given: list[str] = []
+        monkeypatch.setattr(slurm, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(slurm._Queue, "command", staticmethod(self._command))
+        self.queue = slurm._Queue()
+
+    def _command(self, *argv: str) -> str | None:
+        if argv[0] != "squeue":
+            self.given.append(" ".join(argv))
+            return ""
+        assert "--format=%i %T %r" in argv
+        return self.says
+
+    def states(self, job: Job, says: str | None, *times_s: float) -> list[str]:
+        self.says = says
+        found: list[str] = []
+        for at_s in times_s:
+            self.now_s = at_s
+            found.append(job.state())
+        return found
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "QOSMaxNodePerJobLimit",
+     "AssocMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob", "QOSMinCpuNotSatisfied", "InvalidQOS"],
+)  # fmt: skip
+def test_slurm_job_that_can_never_start_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str
+) -> None:
+    from failslow.probe.executors.slurm import SlurmJob
+
+    slurm = FakeSlurm(monkeypatch)
+    job = SlurmJob(slurm.queue, "7", tmp_path)
+
+    stuck = f"7 PENDING {reason}\n8 PENDING Resources\n"
+    assert set(slurm.states(job, stuck, 100.0, 130.0, 159.0)) == {"queued"}
+    assert slurm.given == [], "nodes may just be down"
+    assert slurm.states(job, stuck, 162.0, 162.2) == ["queued"] * 2
+    assert slurm.given == ["scancel --state=PENDING 7"], "once an answer"
+    assert slurm.states(job, None, 170.0, 180.0) == ["queued"] * 2
+    assert len(slurm.given) == 1, "a controller that does not answer is not asked more"
+    assert slurm.states(job, "8 PENDING Resources\n", 190.0, 196.0) == ["running", "ended"]
+    assert job.result() is None
+    assert f"Slurm can never start job 7: {reason}; change what --slurm asks for" in job.why()
+    assert not job.preempted()
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["Resources", "Priority", "None", "BeginTime", "JobHeldUser", "QOSMaxJobsPerUserLimit",
+     "AssocGrpCpuLimit", "ReqNodeNotAvail, UnavailableNodes:node1", "PartitionDown"],
+)  # fmt: skip
+def test_slurm_job_that_waits_its_turn_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str
+) -> None:
+    from failslow.probe.executors.slurm import SlurmJob
+
+    slurm = FakeSlurm(monkeypatch)
+    job = SlurmJob(slurm.queue, "7", tmp_path)
+
+    assert set(slurm.states(job, f"7 PENDING {reason}\n", 100.0, 200.0, 9e4)) == {"queued"}
+    assert slurm.given == []
+
+
+def test_slurm_job_that_could_not_start_for_a_moment_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from failslow.probe.executors.slurm import SlurmJob
+
+    slurm = FakeSlurm(monkeypatch)
+    job = SlurmJob(slurm.queue, "7", tmp_path)
+    slurm.states(job, "7 PENDING PartitionNodeLimit\n", 100.0, 150.0)
+    slurm.states(job, "7 PENDING Resources\n", 155.0)
+    slurm.states(job, "7 PENDING PartitionNodeLimit\n", 158.0, 200.0)
+    assert slurm.states(job, "7 RUNNING None\n", 210.0, 300.0) == ["running"] * 2
+    assert slurm.given == []
+
+    slurm.states(job, "", 310.0, 320.0)
+
+    assert "job 7 said nothing" in job.why()
+
+
+@pytest.mark.slow
+def test_slurm_takes_back_a_real_job_that_can_never_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if reason := SlurmCluster.available():
+        pytest.skip(reason)
+    from failslow.probe.executors import slurm
+
+    monkeypatch.setattr(slurm, "_STUCK_S", 2.0)
+    more = """
+PartitionName=short Nodes=ALL MaxTime=1
+PartitionName=small Nodes=ALL MaxNodes=1
+"""
+    with SlurmCluster(nodes=2, more=more) as cluster, pytest.MonkeyPatch.context() as patch:
+        for name in ("SLURM_CONF", "PATH"):
+            patch.setenv(name, cluster.environ[name])
+        for partition, told in (("short", "PartitionTimeLimit"), ("small", "PartitionNodeLimit")):
+            executor = slurm.SlurmExecutor({"partition": partition}, command=fake_command)
+            job = executor.start(spec("quick", 2), tmp_path / partition)
+
+            assert ended(job) is None
+            assert f"can never start job {job.number}: {told}" in job.why()
+            assert not job.preempted()
+            assert cluster.job(job.number)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_slurm_gives_two_probes_different_nodes(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    from failslow.probe.executors.slurm import SlurmExecutor
+
+    executor = SlurmExecutor(command=fake_command)
+    try:
+        jobs = [executor.start(spec("long", 2), tmp_path / name) for name in "abc"]
+        until(lambda: [job.state() for job in jobs[:2]] == ["running"] * 2)
+
+        # of four cores of each node two are free
+        assert jobs[2].state() == "queued"
+        had = [slurm_cluster.run("squeue", "-h", "-o", "%N", "-j", j.number) for j in jobs[:2]]
+        assert len(set(had)) == 2
+    finally:
+        executor.close()
+
+
+@pytest.mark.slow
+def test_a_campaign_tries_again_what_slurm_took_the_nodes_of(tmp_path: Path) -> None:
+    if reason := SlurmCluster.available():
+        pytest.skip(reason)
+    from failslow.probe.executors.slurm import SlurmExecutor
+
+    # the first leaves nothing, the second what it has, the third ends by itself
+    kinds = {1: "stubborn", 2: "long", 3: "quick"}
+
+    def by_attempt(spec: ProbeSpec, **more: Any) -> tuple[str, ...]:
+        kind = kinds[int(spec.probe_id.rpartition(".")[2])]
+        return fake_command(replace(spec, probe_id=f"{kind}-{spec.probe_id}"), **more)
+
+    training = TrainingJob(workers_per_node=2, duration_s=10.0)
+    plan = CampaignPlan(sizes=(SizeClass(nodes=1, probes=1),), retries=2, failures_in_a_row=1)
+    store = tmp_path / "s"
+
+    def carry_out() -> Over | Halt | None:
+        executor = SlurmExecutor({"partition": "low"}, command=by_attempt)
+        with StoreWriter(store, job=training.as_dict()) as writer:
+            try:
+                return run_campaign(Campaign(plan), training, writer, executor, stop=CampaignStop())
+            finally:
+                executor.close()
+
+    with (
+        SlurmCluster(nodes=1, more=_PREEMPTING.format(grace_s=10)) as cluster,
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor() as threads,
+    ):
+        for name in ("SLURM_CONF", "PATH"):
+            patch.setenv(name, cluster.environ[name])
+        running = threads.submit(carry_out)
+        for attempt in (1, 2):
+            log = store / "probes" / f"1n-0001.{attempt}" / "node0.log"
+            until(partial(_says_or_done, log, running))
+            cluster.submit("#!/bin/sh\ntrue\n", "--partition=high", "--exclusive")
+        end = running.result(_LIMIT_S)
+
+    records = read_store(store).records
+    assert [(r.attempt, r.ending, r.result is not None) for r in records] == [
+        (1, "preempted", False),
+        (2, "preempted", True),
+        (3, "finished", True),
+    ], [r.why for r in records]
+    assert end == Over()
+
+
 def test_ray_takes_no_probe_that_its_nodes_have_no_room_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -382,6 +623,178 @@ def test_ray_takes_no_probe_that_its_nodes_have_no_room_for(
     gpu = replace(spec("quick"), preset="gpu")
     with pytest.raises(ProbeError, match=r"with 2 GPUs each does not fit: 0 of the 3 nodes"):
         executor.start(gpu, tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    ("has", "workers", "nodes", "each"),
+    [
+        ([4, 4, 4], 2, 3, 3),
+        ([5, 5], 2, 2, 3),
+        ([8, 8], 8, 2, 8),
+        ([1, 1], 1, 2, 1),
+        ([0, 16, 12, 9], 4, 3, 9),
+        ([16, 4, 4], 4, 1, 9),
+        ([16, 4, 4], 4, 2, 4),  # too few large ones: better one that may share than none
+        ([], 2, 1, 2),
+    ],
+)
+def test_ray_takes_over_half_of_each_node(
+    has: list[float], workers: int, nodes: int, each: int
+) -> None:
+    from failslow.probe.executors.ray import _each
+
+    assert _each(has, replace(spec("quick", nodes), workers_per_node=workers)) == each
+
+
+class FakeRay:
+    """A cluster of one node with four CPUs, of which a call may raise."""
+
+    class RayError(Exception):
+        pass
+
+    class NodeDiedError(RayError):
+        pass
+
+    class ActorDiedError(RayError):
+        def __init__(self, said: str, *, preempted: bool) -> None:
+            super().__init__(said)
+            self.preempted = preempted
+
+    def __init__(self) -> None:
+        self.exceptions = SimpleNamespace(RayError=self.RayError, NodeDiedError=self.NodeDiedError)
+        self.lost: Exception | None = None
+        """What calls raise."""
+        self.groups: list[int] = []
+
+    def _ask(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+    def nodes(self) -> list[dict[str, object]]:
+        self._ask()
+        return [{"Alive": True, "Resources": {"CPU": 4.0}}]
+
+    def wait(
+        self, references: list[object], *, timeout: float
+    ) -> tuple[list[object], list[object]]:
+        assert timeout == 0
+        self._ask()
+        return references, []
+
+    def get(self, _reference: object) -> object:
+        self._ask()
+        return "127.0.0.1:1"
+
+    def kill(self, _actor: object) -> None:
+        self._ask()
+
+    def started(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+        """A probe that runs on it."""
+        from failslow.probe.executors.ray import RayExecutor
+
+        monkeypatch.setitem(sys.modules, "ray", self)
+        executor = RayExecutor("", command=fake_command)
+        call = SimpleNamespace(remote=lambda *_: self._ask())
+        actor = SimpleNamespace(address=call, run=call, stop=call)
+
+        def group(_spec: ProbeSpec, each: int) -> SimpleNamespace:
+            self._ask()
+            self.groups.append(each)
+            return SimpleNamespace(ready=object)
+
+        monkeypatch.setattr(executor, "group", group)
+        monkeypatch.setattr(executor, "actors", lambda *_: [actor])
+        monkeypatch.setattr(executor, "release", lambda _: self._ask())
+        return executor.start(spec("long"), folder)
+
+
+@pytest.mark.parametrize(
+    "lost", [RuntimeError("GCS is gone\nand more"), ConnectionError(), FakeRay.RayError("away")]
+)
+def test_a_lost_ray_cluster_is_a_failed_probe_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: Exception
+) -> None:
+    ray = FakeRay()
+    ray.lost = lost
+    told = str(lost).partition("\n")[0] or type(lost).__name__
+
+    with pytest.raises(ProbeError, match=rf"the Ray cluster takes no probe: {told}; see what"):
+        ray.started(monkeypatch, tmp_path)
+
+    # nor where it is lost between one call and the next
+    ray = FakeRay()
+    here = ray.nodes()
+    monkeypatch.setattr(ray, "nodes", lambda: here)
+    ray.lost = lost
+    with pytest.raises(ProbeError, match="the Ray cluster takes no probe"):
+        ray.started(monkeypatch, tmp_path)
+
+    ray = FakeRay()
+    job = ray.started(monkeypatch, tmp_path)
+    assert ray.groups == [3]
+    ray.lost = lost
+    assert job.state() == "ended"
+    assert (job.result(), job.preempted()) == (None, False)
+    assert f"the cluster lost it: {told}" in job.why()
+    job.stop()
+    job.kill()
+
+
+def test_a_probe_of_a_lost_ray_cluster_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray = FakeRay()
+    job = ray.started(monkeypatch, tmp_path)
+    job._actors, job._runs = job._executor.actors(), [object()]
+    ray.lost = ConnectionError("gone")
+
+    job.stop()
+    job.kill()
+
+    assert job.state() == "ended"
+
+
+@pytest.mark.parametrize(
+    ("error", "preempted"),
+    [
+        (FakeRay.ActorDiedError("The actor died\npid: 7", preempted=True), True),
+        (FakeRay.ActorDiedError("The actor died of a preemption?", preempted=False), False),
+        (FakeRay.NodeDiedError("node 7: AUTOSCALER_DRAIN_PREEMPTED"), True),
+        (FakeRay.NodeDiedError("node 7: missed heartbeats"), False),
+        (FakeRay.RayError("ray::_Node.run()\nValueError: preempted"), False),
+    ],
+)
+def test_ray_remembers_that_a_node_was_taken_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, preempted: bool
+) -> None:
+    ray = FakeRay()
+    job = ray.started(monkeypatch, tmp_path)
+    assert not job.preempted()
+    ray.lost = error
+
+    assert job.state() == "ended"
+
+    assert job.preempted() is preempted
+    assert "the cluster lost it" in job.why()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray leaves sockets and files to the collector
+def test_ray_gives_two_probes_different_nodes(ray_cluster: None, tmp_path: Path) -> None:
+    from failslow.probe.executors.ray import RayExecutor
+
+    executor = RayExecutor("", command=fake_command)
+    try:
+        jobs = [executor.start(spec("long", 3), tmp_path / name) for name in "ab"]
+        until(lambda: jobs[0].state() == "running")
+        for _ in range(20):  # two of the four CPUs of each node are enough for its workers
+            assert jobs[1].state() == "queued"
+            time.sleep(0.1)
+        jobs[0].stop()
+        until(lambda: jobs[0].state() == "ended")
+        until(lambda: jobs[1].state() == "running")
+    finally:
+        executor.close()
 
 
 def test_a_node_of_ray_runs_its_own_python(tmp_path: Path) -> None:
@@ -425,6 +838,10 @@ def _commands() -> list[list[str]]:
     """Command lines of the stand-ins that run on this machine."""
     found = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
     return [line for line in found if any("fake_probe.py" in part for part in line)]
+
+
+def _says_or_done(log: Path, running: Future[Any]) -> bool:
+    return "all nodes" in _text(log) or running.done()
 
 
 def _text(path: Path) -> str:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -173,7 +174,12 @@ def test_a_probe_slow_from_its_start_is_found_by_the_fleets_history(tmp_path: Pa
         assert process.returncode == 0, errors
         healthy = probe.result()
     history = tmp_path / "history.jsonl"
-    history.write_text("".join(f"{healthy.to_json()}\n" for _ in range(5)), encoding="utf-8")
+    assert healthy.healthy_iteration_s is not None
+    before = [
+        replace(healthy, probe_id=f"p{i}", healthy_iteration_s=healthy.healthy_iteration_s * spread)
+        for i, spread in enumerate((0.99, 1.0, 0.995, 1.005, 1.01))
+    ]
+    history.write_text("".join(f"{r.to_json()}\n" for r in before), encoding="utf-8")
 
     options = ("--duration", "25", "--history", str(history))
     with probe_here(tmp_path / "slow", *options) as (probe, process):

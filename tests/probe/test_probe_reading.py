@@ -140,6 +140,72 @@ def test_a_name_that_comes_again_is_another_fail_slow(tmp_path: Path) -> None:
     assert result.slowdown == pytest.approx(1.8)
 
 
+def test_a_slow_link_inside_a_node_is_no_congested_network(tmp_path: Path) -> None:
+    for host in ("n2", ""):
+        made = Made(hosts=("n2",) * 4)
+        made.train(60, HEALTHY_S)
+        found = link(3, 2, cause="")
+        made.slow(60, 2.0, verdict("e1", replace(found, host=host, peer_host=host)), id="e1")
+        result = read(made, tmp_path)
+        assert (result.result, result.cause) == ("communication", "unknown")
+        assert (result.culprit_causes, result.culprit_nodes) == (("",), ("n2",))
+        assert not any("congested" in text for text in result.evidence)
+
+
+def test_all_that_a_node_sends_slow_is_a_congested_network(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    sent = replace(link(3, 2, cause=""), peer_ranks=(), peer_host="")
+    made.slow(60, 2.0, verdict("e1", sent), id="e1")
+    assert read(made, tmp_path).cause == "network congestion"
+
+
+def stopped(made: Made, shares: dict[int, float]) -> None:
+    """Telemetry of the last ten seconds: who was stopped for which share."""
+    for rank in range(4):
+        x = [shares.get(rank, 0.0)] * 10
+        ranks = {str(rank): {"series": {"stopped_share": x}, "steady": {"runqueue_cores": 0.01}}}
+        made.telemetry(f"n{rank}", {"cpu/busy_share": [0.5] * 10}, ranks=ranks)
+
+
+def test_a_cause_is_looked_for_while_it_was_slow(tmp_path: Path) -> None:
+    """10 s of 40: its median over the whole probe is 0."""
+    made = Made()
+    for _ in range(2):
+        made.train(100, HEALTHY_S)
+        stopped(made, {})
+    made.slow(50, 2.0, verdict("e1", device(2, cause="")), id="e1")
+    stopped(made, {2: 0.5})
+    made.train(100, HEALTHY_S)
+    stopped(made, {})
+    result = read(made, tmp_path)
+    assert (result.result, result.cause) == ("compute", "device degradation")
+    assert result.culprit_causes == ("device degradation (stopped by signals)",)
+    assert result.evidence[-1] == (
+        "For device degradation (stopped by signals): rank 2 was stopped by signals 0.5 s/s while "
+        "it was slow, 0 s/s at other times, its peers 0 s/s."
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "during"),
+    [
+        ({2: 0.5}, {2: 0.5}),  # it was so when all was well
+        ({2: 0.5}, {}),  # it was so only then
+        ({}, {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}),  # its peers were as well
+    ],
+)
+def test_what_was_so_at_other_times_or_of_peers_is_no_cause(
+    tmp_path: Path, before: dict[int, float], during: dict[int, float]
+) -> None:
+    made = Made()
+    made.train(100, HEALTHY_S)
+    stopped(made, before)
+    made.slow(50, 2.0, verdict("e1", device(2, cause="")), id="e1")
+    stopped(made, during)
+    assert read(made, tmp_path).culprit_causes == ("",)
+
+
 def start(made: Made) -> None:
     """What a probe whose link is slow from its start says of its start."""
     made.train(20, 1.7 * HEALTHY_S, healthy_s=1.7 * HEALTHY_S)
@@ -263,16 +329,18 @@ def test_measures_are_those_of_all_nodes_and_each_time_once(tmp_path: Path) -> N
                 "gpu/1/temperature_c": [90.0, 90.0, 90.0],  # of somebody else
                 "rdma/mlx5_0:1/cnp_handled_per_s": [0.0, 30.0, 0.0],
                 "rdma/mlx5_1:1/cnp_handled_per_s": [3.0, 3.0, 3.0],
-                "link/inter/rtt_s": [0.001, 0.001, 0.001],
+                "link/inter/rtt_s": [0.001, 0.0015, 0.0005],
             },
             **gpus,
             ranks={"0": {"series": {}, "steady": {"runqueue_cores": 0.0}}},
         )
+    # further away, which is no variation
     made.telemetry("n1", {"link/inter/rtt_s": [0.003, 0.003, 0.003]})
+    made.telemetry("n2", {"link/inter/rtt_s": [9.0, 1.0]})
     result = read(made, tmp_path)
     assert result.sm_utilisation_share == pytest.approx(0.8)
     assert result.temperature_c == pytest.approx(63.0)
     assert result.temperature_max_c == 65.0
     assert result.cnp_per_s == pytest.approx(13.0)
-    assert result.latency_cv_inter_node == pytest.approx(0.5)
+    assert result.latency_cv_inter_node == pytest.approx(0.5 / 3**0.5)
     assert result.latency_cv_intra_node is None

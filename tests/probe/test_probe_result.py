@@ -17,6 +17,7 @@ FULL = ProbeResult(
     probe_id="c1-0007",
     campaign="c1",
     nodes=("node0", "node1"),
+    devices=("cpu AMD EPYC",),
     workers=4,
     pp=2,
     dp=2,
@@ -59,6 +60,22 @@ def test_a_result_survives_its_line() -> None:
 def test_keys_that_are_not_known_are_left_aside() -> None:
     found = json.loads(FULL.to_json()) | {"of_the_future": 1}
     assert ProbeResult.from_json(json.dumps(found)) == FULL
+
+
+def test_a_result_without_its_devices_is_read_as_of_unknown_ones() -> None:
+    found = json.loads(FULL.to_json())
+    del found["devices"]
+    assert ProbeResult.from_json(json.dumps(found)) == replace(FULL, devices=())
+
+
+def test_what_somebody_may_look_into_is_worth_keeping() -> None:
+    """Slower than the fleet is a question, too, whatever it was called."""
+    assert FULL.worth_keeping
+    healthy = replace(FULL, result="healthy", onset_delay_s=None)
+    assert not healthy.worth_keeping
+    assert not replace(healthy, fleet_iteration_s=0.12).worth_keeping
+    assert replace(healthy, fleet_iteration_s=0.109).worth_keeping
+    assert not replace(healthy, fleet_iteration_s=0.1, healthy_iteration_s=None).worth_keeping
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,17 @@ from tests.probe.fake_probe import fake_command
 from tests.probe.probe_samples import result
 
 from failslow.errors import ConfigError, ProbeError
-from failslow.probe.campaign import Campaign, CampaignPlan, Halt, Over, SizeClass, Start, Tally
+from failslow.probe.campaign import (
+    Campaign,
+    CampaignPlan,
+    Halt,
+    Over,
+    SizeClass,
+    Start,
+    Step,
+    Tally,
+    Wait,
+)
 from failslow.probe.executors import Executor, JobState, LocalExecutor
 from failslow.probe.result import ProbeResult, ProbeSpec
 from failslow.probe.run import Stop
@@ -109,9 +120,10 @@ class Witness(Audience):
         self.tally = tally
 
 
-def plan(probes: int = 2, **more: int) -> CampaignPlan:
+def plan(probes: int = 2, *, spacing_s: float = 0.0, **more: int) -> CampaignPlan:
     """Of one node each."""
-    return CampaignPlan(sizes=(SizeClass(nodes=1, probes=probes),), **more)
+    sizes = (SizeClass(nodes=1, probes=probes),)
+    return CampaignPlan(sizes=sizes, spacing_s=spacing_s, **more)
 
 
 def carry_out(
@@ -310,6 +322,88 @@ def test_a_row_of_failures_ends_it(tmp_path: Path) -> None:
     end, records = carry_out(tmp_path / "s", {}, plan(8, failures_in_a_row=3, retries=0))
     assert end == Over()
     assert sum(r.ending == "finished" for r in records) == 8
+
+
+class Pauses(Audience):
+    """Notes until when nothing may start, each once."""
+
+    def __init__(self) -> None:
+        self.until_t: list[float] = []
+
+    def looked(self, _tally: Tally, *, queued: int, step: Step) -> None:
+        del queued
+        if isinstance(step, Wait) and step.until_t is not None:
+            self.until_t = [*(t for t in self.until_t if t != step.until_t), step.until_t]
+
+
+def test_starts_are_as_far_apart_as_the_plan_says(tmp_path: Path) -> None:
+    pauses = Pauses()
+
+    end, records = carry_out(tmp_path / "s", {}, plan(4, spacing_s=30.0), audience=pauses)
+
+    assert end == Over()
+    starts_t = [r.submitted_t for r in records]
+    assert len(starts_t) == 4
+    # the clock goes on by a second a look
+    assert all(30.0 <= b - a <= 32.0 for a, b in pairwise(starts_t)), starts_t
+    assert pauses.until_t == [t + 30.0 for t in starts_t[:-1]]
+
+
+def test_a_new_run_keeps_its_distance_from_the_last_start_of_the_old(tmp_path: Path) -> None:
+    clock = Clock()
+    _, records = carry_out(tmp_path / "s", {}, plan(1, spacing_s=50.0), clock=clock)
+    _, records = carry_out(tmp_path / "s", {}, plan(2, spacing_s=50.0), clock=clock)
+
+    first_t, second_t = (r.submitted_t for r in records)
+    assert 50.0 <= second_t - first_t <= 52.0
+
+
+def test_a_stop_does_not_wait_for_the_next_start(tmp_path: Path) -> None:
+    stop = CampaignStop()
+
+    class Stopper(Audience):
+        def looked(self, tally: Tally, *, queued: int, step: Step) -> None:
+            del queued
+            if tally.finished and isinstance(step, Wait):
+                stop.now()
+
+    end, records = carry_out(
+        tmp_path / "s", {}, plan(2, spacing_s=1e6), stop=stop, audience=Stopper()
+    )
+
+    assert end is None
+    assert [r.ending for r in records] == ["finished"]
+
+
+def test_a_scheduler_that_is_away_for_a_minute_halts_nothing(tmp_path: Path) -> None:
+    clock, pauses = Clock(), Pauses()
+
+    class Away(Scripted):
+        def start(
+            self, spec: ProbeSpec, folder: Path, *, history: Sequence[Path] = ()
+        ) -> ScriptedJob:
+            if clock.now_t < 1060.0:
+                raise ProbeError("Slurm takes no probe: unable to contact slurm controller")
+            return super().start(spec, folder, history=history)
+
+    with StoreWriter(tmp_path / "s", job=TRAINING.as_dict()) as store:
+        end = run_campaign(
+            Campaign(plan(6)),
+            TRAINING,
+            store,
+            Away({}),
+            stop=CampaignStop(),
+            audience=pauses,
+            limits=Limits(look_s=0.0),
+            clock=clock,
+            ticks=Clock(),
+        )
+        records = store.records
+
+    assert end == Over()
+    assert [r.ending for r in records] == ["failed"] * 3 + ["finished"] * 6
+    failed_t = [r.submitted_t for r in records[:3]]
+    assert pauses.until_t == [t + s for t, s in zip(failed_t, (10, 20, 40), strict=True)]
 
 
 _CAMPAIGN = """

@@ -201,6 +201,8 @@ def test_a_result_that_was_not_recorded_is_taken_up_by_the_next_run(tmp_path: Pa
 
     healthy = left("1n-0002.1")
     cut = left("1n-0003.2", state="preempted", begin_t=3000.0, end_t=3030.0)
+    usual = left("1n-0006.1", begin_t=4000.0, end_t=4060.0, fleet_iteration_s=0.12)
+    late = left("1n-0007.1", begin_t=5000.0, end_t=5060.0, fleet_iteration_s=0.1)
     left("1n-0004.1", probe_id="another-1n-0004.1")
     (left("1n-0005.1") / "result.json").write_text("{")
     left("1n-0001.1", slowdown=9.0)
@@ -209,12 +211,15 @@ def test_a_result_that_was_not_recorded_is_taken_up_by_the_next_run(tmp_path: Pa
         with StoreWriter(path, job=JOB) as writer:
             assert [(r.probe, r.attempt, r.ending) for r in writer.records] == [
                 ("1n-0001", 1, "finished"), ("1n-0002", 1, "finished"), ("1n-0003", 2, "stopped"),
+                ("1n-0006", 1, "finished"), ("1n-0007", 1, "finished"),
             ]  # fmt: skip
             assert writer.records[0] == record()
-            assert len(writer.history.read_text().splitlines()) == 3
-            assert len(writer.attempts) == 5, "the others are lost, and their numbers taken"
-    assert len(read_store(path).records) == 3
+            assert len(writer.history.read_text().splitlines()) == 5
+            assert len(writer.attempts) == 7, "the others are lost, and their numbers taken"
+    assert len(read_store(path).records) == 5
     assert not healthy.exists()
+    assert not usual.exists()
+    assert late.exists(), "it was slower than the fleet, and called healthy"
     assert cut.exists()
 
 

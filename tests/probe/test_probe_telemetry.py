@@ -18,6 +18,10 @@ class Worker:
     worker = f"{os.getpid()}-{process_start_ticks(os.getpid())}"
 
 
+class Gone(Worker):
+    ended = True
+
+
 class Ticking:
     missing: tuple[str, ...] = ()
 
@@ -42,6 +46,25 @@ def test_what_was_sampled_comes_unasked_and_without_gaps() -> None:
     times = [t for report in found for t in report.body["t"]]
     assert len(times) == len(set(times)) > 8
     assert decode(encode_report(found[0])) == found[0]
+
+
+def test_the_last_samples_come_once_the_workers_have_ended() -> None:
+    """In time: soon nobody listens any more."""
+    duty = TelemetryDuty(node="n", interval_s=0.05, record_s=60.0, samplers=lambda _: [Ticking()])
+    worker: WatchedWorker = Worker()  # type: ignore[assignment]  # the little that is looked at
+    try:
+        deadline_s = time.monotonic() + 30
+        while len(duty.collector.window().t) < 3:
+            assert time.monotonic() < deadline_s
+            assert list(duty.turn([worker], time.monotonic())) == []
+            time.sleep(0.01)
+        gone: WatchedWorker = Gone()  # type: ignore[assignment]
+        (last,) = duty.turn([gone], time.monotonic())
+        assert (last.body["why"], len(last.body["t"]) >= 3) == ("record", True)
+        assert list(duty.turn([gone], time.monotonic())) == []
+        assert list(duty.turn([], time.monotonic())) == []
+    finally:
+        duty.close()
 
 
 def test_the_pipeline_writes_it_down_and_does_no_more() -> None:

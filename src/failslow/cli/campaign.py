@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -312,13 +313,15 @@ def _plan(
         if size.nodes * training.workers_per_node < 2:
             raise ConfigError("--workers 1 leaves nothing to synchronise; give at least 2 in all")
     has = [limit for limit in (max_nodes, executor.nodes) if limit is not None]
-    return CampaignPlan(
+    plan = CampaignPlan(
         sizes=sizes,
         concurrency=concurrency,
         max_nodes=min(has, default=None),
         spacing_s=spacing_s,
         retries=retries,
     )
+    # a scheduler comes back by itself; what fails on this machine, somebody is to mend
+    return plan if executor.nodes is None else replace(plan, backoff_s=0.0)
 
 
 def _size(text: str) -> Any:

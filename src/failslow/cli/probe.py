@@ -160,16 +160,19 @@ def run(
         preset=_preset(preset),
         seed=seed,
     )
-    fleet = fleet_reference(spec, load_history(history or ()))
+    earlier = load_history(history or ())
     is_first = place.node_rank == 0
     if out is not None and is_first:
         _check_out(out)
-    if is_first and not quiet and fleet is None and history:
-        note("the history holds fewer than five probes of these sizes: no reference from it")
+    if is_first and not quiet and history and fleet_reference(spec, earlier) is None:
+        note(
+            "the history holds fewer than five probes of these sizes, or several models of "
+            "devices: nothing is known before it ran"
+        )
     with _folder(folder) as where, Stop.on_signals() as stop:
         environ = _with_token(spec, where, shared=folder is not None)
         with _bar(spec, enabled=is_first and not quiet) as show:
-            result = run_probe(spec, place, where, environ, stop=stop, fleet=fleet, show=show)
+            result = run_probe(spec, place, where, environ, stop=stop, history=earlier, show=show)
     if is_first:
         _tell(result, out=out, json=json, quiet=quiet)
     if result.state == "failed":

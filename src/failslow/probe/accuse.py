@@ -5,8 +5,9 @@ In: verdicts and diagnoses on each fail-slow, the telemetry of the whole probe. 
     Accused(result="communication", cause="network congestion", culprits=("link n1>n0",),
             causes=("network congestion",), nodes=("n0", "n1"), evidence=(…))
 
-A verdict on a fail-slow has its evidence already. One on a probe that was slow from its start has
-none, for nothing changed: there the telemetry of the accused is held against that of their peers.
+A verdict on a fail-slow mostly has its evidence already. Where it has none, as of a probe that was
+slow from its start, the telemetry of the accused while it was slow is held against that of their
+peers, and against their own at other times.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ import numpy as np
 from failslow.localize.accord import accord
 from failslow.localize.evidence import job_cause
 from failslow.pipeline.wording import described
-from failslow.probe.measures import NodeSeries
+from failslow.probe.measures import NodeSeries, Span
 from failslow.probe.result import ResultClass
 from failslow.records import Diagnosis, Finding, Verdict
 
-__all__ = ["Accused", "accuse"]
+__all__ = ["Accused", "Case", "accuse"]
 
-Case = tuple[Sequence[Verdict], Sequence[Diagnosis]]
-"""What was said of one fail-slow, in the order of time."""
 _HELD = (
     ("runqueue_cores", "CPU contention", "waited for a core"),
     ("throttled_cores", "device degradation (quota)", "was kept from computing by a quota"),
@@ -34,8 +33,19 @@ _HELD = (
 )
 _LEAST = 0.05
 """Seconds a second that a worker is kept from computing, beyond what its peers are."""
+_SAMPLES = 3
 _FACTS = 12
 """Of a finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One fail-slow, and what was said of it, in the order of time."""
+
+    verdicts: Sequence[Verdict] = ()
+    diagnoses: Sequence[Diagnosis] = ()
+    spans: tuple[Span, ...] = ()
+    """When it was slow; twice where its name came again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +66,24 @@ def accuse(
     nodes: Mapping[int, str],
     series: Mapping[str, NodeSeries],
     slowdown: float,
+    trained: Span,
 ) -> Accused:
     """Of all fail-slows of a probe together.
 
-    nodes: of each rank. slowdown: of the probe.
+    nodes: of each rank. slowdown: of the probe. trained: from its first iteration to its last.
     """
+    look = _Look(nodes, series, trained)
     findings: dict[str, Finding] = {}
-    for verdicts, diagnoses in cases:
-        for finding in _proved(verdicts, diagnoses, slowdown):
+    spans: dict[str, tuple[Span, ...]] = {}
+    for case in cases:
+        for finding in _proved(case.verdicts, case.diagnoses, slowdown):
             known = findings.get(finding.key)
+            spans[finding.key] = (*spans.get(finding.key, ()), *case.spans)
             if known is None or (finding.cause and not known.cause):
                 findings[finding.key] = finding
-    told = [_explained(finding, nodes, series) for finding in findings.values()]
+    told = [_explained(f, spans[f.key], look) for f in findings.values()]
     if not told:
-        return _suspected([diagnoses[-1] for _, diagnoses in cases if diagnoses])
+        return _suspected([case.diagnoses[-1] for case in cases if case.diagnoses])
     hosts = {host for f in told for host in _hosts(f, nodes)}
     return Accused(
         result=_class_of({"communication" if f.what == "link" else "compute" for f in told}),
@@ -121,42 +135,74 @@ def _class_of(kinds: set[str]) -> ResultClass:
     return "both" if kinds else "unknown"
 
 
-def _explained(
-    finding: Finding, nodes: Mapping[int, str], series: Mapping[str, NodeSeries]
-) -> Finding:
-    """With a cause, where what was sampled all along gives one."""
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Where telemetry is looked for."""
+
+    nodes: Mapping[int, str]
+    series: Mapping[str, NodeSeries]
+    trained: Span
+
+
+def _explained(finding: Finding, spans: Sequence[Span], look: _Look) -> Finding:
+    """With a cause, where what was sampled while it was slow gives one."""
     if finding.cause:
         return finding
     if finding.what == "link":
+        if not _between_nodes(finding, look.nodes):
+            return finding
         text = "No telemetry tells why this link is slow: it counts as congested, as in the study."
         return replace(finding, cause="network congestion", evidence=(*finding.evidence, text))
-    most_s, cause, text = max(_excess(finding, nodes, series, held) for held in _HELD)
+    most_s, cause, text = max(_excess(finding, spans, look, held) for held in _HELD)
     if most_s < _LEAST:
         return finding
     return replace(finding, cause=cause, evidence=(*finding.evidence, text))
 
 
+def _between_nodes(finding: Finding, nodes: Mapping[int, str]) -> bool:
+    """Whether a link crosses the network; an end that names nobody is everybody."""
+    everybody = set(nodes.values())
+    senders = {finding.host} if finding.host else {nodes.get(rank, "") for rank in finding.ranks}
+    receivers = {nodes.get(rank, "") for rank in finding.peer_ranks}
+    if finding.peer_host:
+        receivers = {finding.peer_host}
+    return len(((senders or everybody) | (receivers or everybody)) - {""}) > 1
+
+
 def _excess(
     finding: Finding,
-    nodes: Mapping[int, str],
-    series: Mapping[str, NodeSeries],
+    spans: Sequence[Span],
+    look: _Look,
     held: tuple[str, str, str],
 ) -> tuple[float, str, str]:
-    """(seconds a second more than its peers, cause, sentence)."""
+    """(seconds a second more than its peers and than at other times, cause, sentence)."""
     name, cause, verb = held
-    each = {
-        rank: float(np.median(x))
-        for rank, node in nodes.items()
-        if node in series and len(x := series[node].of(f"rank/{rank}/{name}"))
-    }
-    own = [value for rank, value in each.items() if rank in finding.ranks]
-    others = [value for rank, value in each.items() if rank not in finding.ranks]
-    if not own or not others:
+    own, usual, others = [], [], []
+    for rank, node in look.nodes.items():
+        if node not in look.series:
+            continue
+        slow, rest = look.series[node].split(f"rank/{rank}/{name}", spans, of=look.trained)
+        if len(slow) < _SAMPLES:
+            continue
+        if rank not in finding.ranks:
+            others.append(float(np.median(slow)))
+            continue
+        own.append(float(np.median(slow)))
+        if len(rest) >= _SAMPLES:
+            usual.append(float(np.median(rest)))
+    if not own or not (others or usual):
         return 0.0, cause, ""
-    mine, usual = max(own), float(np.median(others))
-    who = ", ".join(map(str, finding.ranks))
-    text = f"For {cause}: rank {who} {verb} {mine:.2g} s/s all along, its peers {usual:.2g} s/s."
-    return mine - usual, cause, text
+    mine, least = max(own), 0.0
+    text = f"rank {', '.join(map(str, finding.ranks))} {verb} {mine:.2g} s/s"
+    text += " while it was slow" if usual else " all along"
+    if usual:
+        least = max(usual)
+        text += f", {least:.2g} s/s at other times"
+    if others:
+        peers = float(np.median(others))
+        least = max(least, peers)
+        text += f", its peers {peers:.2g} s/s"
+    return mine - least, cause, f"For {cause}: {text}."
 
 
 def _hosts(finding: Finding, nodes: Mapping[int, str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ after the other, and what every probe came to:
 
 The sizes are mixed evenly, so that a campaign cut short has probed all of them. A probe that was
 preempted or failed goes behind those not tried so often: one that always fails holds up nobody.
+After failures it waits, longer after each: what ails a scheduler for a minute ends no campaign.
 No probe overtakes a larger one that waits for nodes, or the larger would wait for ever.
 """
 
@@ -46,6 +47,7 @@ __all__ = [
 Ending = Literal["finished", "preempted", "failed", "stopped"]
 """finished: measured to its end · preempted: others took its place · failed: no result came of it ·
 stopped: the campaign itself was. All but the first are tried again, the last without limit."""
+_MOST_BACKOFF_S, _MOST_DOUBLINGS = 300.0, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,9 @@ class CampaignPlan:
     failures_in_a_row: int = 5
     """Failed attempts one after the other that end a campaign: then it is no bad luck, and none of
     them is counted against its probe."""
+    backoff_s: float = 10.0
+    """From one start to the next, at least, after a failed attempt; twice as long after each more
+    in a row, up to five minutes."""
 
     def __post_init__(self) -> None:
         sizes = [size.nodes for size in self.sizes]
@@ -97,6 +102,7 @@ class CampaignPlan:
             ("spacing", self.spacing_s, 0),
             ("retries", self.retries, 0),
             ("failures in a row", self.failures_in_a_row, 1),
+            ("backoff", self.backoff_s, 0),
         ):
             if not least <= value < math.inf:
                 raise ConfigError(f"{name} is {value:g}; it must be at least {least}, and finite")
@@ -105,6 +111,14 @@ class CampaignPlan:
                 f"a probe of {max(sizes)} nodes never fits into {self.max_nodes}; raise the "
                 "limit of nodes or leave the size out"
             )
+
+    def pause_s(self, failures: int) -> float:
+        """From one start to the next, after so many failures in a row."""
+        if not failures:
+            return self.spacing_s
+        # a float holds no larger powers than some 2**1000
+        backoff_s = self.backoff_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)
+        return max(self.spacing_s, min(_MOST_BACKOFF_S, backoff_s))
 
     def probes(self) -> dict[str, SizeClass]:
         """Every probe by name, in the order they are first tried in."""
@@ -217,7 +231,7 @@ class Campaign:
                 return Wait(until_t=None)
         if self._last_start_t is not None:
             # before the last start: the clock was set back, and says nothing
-            due_t = self._last_start_t + self.plan.spacing_s
+            due_t = self._last_start_t + self.plan.pause_s(self._failures)
             if self._last_start_t <= now_t < due_t:
                 return Wait(until_t=due_t)
         return Start(probe=name, attempt=self._attempts[name] + 1, size=size)

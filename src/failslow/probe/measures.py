@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from failslow.journal import JournalEntry
 from failslow.localize.windows import NodeWindow
 
-__all__ = ["Measures", "NodeSeries", "measures", "node_series"]
+__all__ = ["Measures", "NodeSeries", "Span", "measures", "node_series"]
 
 Floats = NDArray[np.float64]
+Span = tuple[float, float]
+"""Epoch seconds, from and to."""
 _FEWEST = 3
 _RANK_SERIES = ("runqueue_cores", "throttled_cores", "stopped_share")
 """Of a worker: what keeps it from computing."""
@@ -53,6 +55,15 @@ class NodeSeries:
         """The values of a series, in the order of time."""
         found = self.values.get(name, {})
         return np.array([found[t] for t in sorted(found)])
+
+    def split(self, name: str, spans: Sequence[Span], *, of: Span) -> tuple[Floats, Floats]:
+        """The values of a series within the spans, and those in the rest of `of`."""
+        times = np.array(sorted(self.values.get(name, {})))
+        within = np.zeros(len(times), dtype=bool)
+        for begin_t, end_t in spans:
+            within |= (times > begin_t) & (times <= end_t)
+        rest = (times > of[0]) & (times <= of[1]) & ~within
+        return self.of(name)[within], self.of(name)[rest]
 
     def names(self, prefix: str, what: str) -> list[str]:
         """Series `prefix…/what`."""
@@ -124,6 +135,7 @@ def _cnp_per_s(nodes: Sequence[NodeSeries]) -> float | None:
 
 
 def _variation(parts: Sequence[Floats]) -> float | None:
-    """Standard deviation over mean, of nodes and times together."""
-    x = np.concatenate(parts) if parts else np.empty(0)
-    return float(x.std() / x.mean()) if len(x) >= _FEWEST and x.mean() > 0 else None
+    """Standard deviation over mean, of the times of all nodes; a node that is further away than
+    others varies no more for that."""
+    own = [x / x.mean() for x in parts if len(x) >= _FEWEST and x.mean() > 0]
+    return float(np.concatenate(own).std()) if own else None

@@ -1,27 +1,29 @@
 """From the journal of a watched probe to its result. Pure.
 
-In: the journal's entries, torn or whole, how the job ended, the fleet's reference. Out: a
-`ProbeResult`. Slowness is counted from the probe's own healthy iterations; where it never had any,
-from the fleet's.
+In: the journal's entries, torn or whole, how the job ended, the fleet's reference for devices of
+its model. Out: a `ProbeResult`. Slowness is counted from the probe's own healthy iterations; where
+it never had any, from the fleet's.
 
     result = read_result(read_journal(path), spec, Ending(begin_t=…, end_t=…, state="done"), fleet)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from failslow.journal import JournalEntry
-from failslow.probe.accuse import Accused, accuse
+from failslow.probe.accuse import Accused, Case, accuse
 from failslow.probe.fleet import FleetReference
 from failslow.probe.job import grid_of
 from failslow.probe.measures import NodeSeries, measures, node_series
 from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState, nameless
 from failslow.records import Diagnosis, Episode, StepSample, Verdict
 
-__all__ = ["Ending", "read_result"]
+__all__ = ["Ending", "devices_of", "read_result"]
 
 _FEWEST = 12
 """Iterations without which nothing is said."""
@@ -42,6 +44,32 @@ class Ending:
     error: str = ""
     node: str = ""
     """Name of the node of rank 0."""
+
+
+def devices_of(entries: Iterable[JournalEntry], workers: int) -> tuple[str, ...]:
+    """As `ProbeResult.devices`: what each worker's benchmarks ran on, else what NVML says."""
+    ran_on: dict[int, str] = {}
+    seen_on: dict[int, str] = {}
+    for entry in entries:
+        record = entry.record
+        if not isinstance(record, Mapping):
+            continue
+        if entry.kind == "validation":
+            for result in _mappings(record.get("results")):
+                rank, device = result.get("rank"), result.get("device")
+                if isinstance(rank, int) and isinstance(device, str) and device:
+                    ran_on[rank] = device
+        elif entry.kind == "telemetry" and isinstance(gpus := record.get("gpus"), Mapping):
+            for gpu in _mappings([*gpus.values()]):
+                if isinstance(name := gpu.get("name"), str) and isinstance(gpu.get("ranks"), list):
+                    seen_on.update((rank, name) for rank in gpu["ranks"] if isinstance(rank, int))
+    found = [ran_on.get(rank, seen_on.get(rank, "")) for rank in range(workers)]
+    return tuple(sorted(set(found))) if all(found) else ()
+
+
+def _mappings(found: object) -> list[Mapping[str, Any]]:
+    """What comes from other machines may be anything."""
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +94,7 @@ class _Slow:
 class _Told:
     """What the journal says, sorted."""
 
+    not_healthy_s: float = math.inf
     steps: list[_Step] = field(default_factory=list)
     nodes: dict[int, str] = field(default_factory=dict)
     """{rank: node}."""
@@ -98,7 +127,7 @@ class _Told:
             return
         self.steps.append(_Step(entry.t - sample.duration_s, sample.duration_s))
         healthy_s = entry.tags.get("healthy_s")
-        if isinstance(healthy_s, float) and healthy_s > 0:
+        if isinstance(healthy_s, float) and 0 < healthy_s < self.not_healthy_s:
             self.healthy_s = healthy_s
 
     def _episode(self, entry: JournalEntry, episode: Episode) -> None:
@@ -110,7 +139,8 @@ class _Told:
             self.episodes.pop()
         # one that is over, and whose name comes again, has come again
         self._open = event not in ("relief", "abandoned")
-        if episode.slowdown > 1.0:  # not one that was taken back
+        # not one that was taken back
+        if episode.slowdown > 1.0 and episode.baseline_s < self.not_healthy_s:
             self.episodes.append((id, begin_t, episode))
 
 
@@ -119,9 +149,16 @@ def read_result(
     spec: ProbeSpec,
     ending: Ending,
     fleet: FleetReference | None = None,
+    *,
+    devices: tuple[str, ...] = (),
+    not_healthy_s: float = math.inf,
 ) -> ProbeResult:
-    """The result; of a journal with too few iterations one that says so, and never an error."""
-    told = _Told()
+    """The result; of a journal with too few iterations one that says so, and never an error.
+
+    devices: as of the result. not_healthy_s: an iteration the detector was told to take for
+    healthy, of devices of another model: what it saw against that is no fail-slow.
+    """
+    told = _Told(not_healthy_s=not_healthy_s)
     for entry in entries:
         told.take(entry)
     told.steps.sort(key=lambda step: step.begin_t)
@@ -131,6 +168,7 @@ def read_result(
         probe_id=spec.probe_id,
         campaign=spec.campaign,
         nodes=_nodes(told, spec, ending),
+        devices=devices,
         workers=spec.workers,
         tp=grid.tp,
         pp=grid.pp,
@@ -199,11 +237,20 @@ class _Times:
 
 
 def _accused(told: _Told, times: _Times, series: Mapping[str, NodeSeries]) -> Accused:
+    cases = [
+        Case(
+            verdicts=told.verdicts.get(id, []),
+            diagnoses=told.diagnoses.get(id, []),
+            spans=tuple((s.begin_t, s.begin_t + s.slow_s) for s in times.slow if id in s.ids),
+        )
+        for id in times.ids
+    ]
     return accuse(
-        [(told.verdicts.get(id, []), told.diagnoses.get(id, [])) for id in times.ids],
+        cases,
         nodes=told.nodes,
         series=series,
         slowdown=times.slowdown,
+        trained=(told.steps[0].begin_t, told.steps[-1].begin_t + told.steps[-1].duration_s),
     )
 
 

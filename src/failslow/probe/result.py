@@ -10,12 +10,13 @@ In: a `ProbeSpec`. Out: the command that runs it on a node, and of a finished pr
      '--node-rank', '0', '--rendezvous', '10.0.0.1:29400', '--out', 'r.json', '--quiet')
 
     {"schema":"failslow.probe/1","probe_id":"c1-0007","campaign":"c1","size_class":"multi-node",
-     "nodes":["node0","node1"],"workers":4,"tp":1,"pp":2,"dp":2,"preset":"cpu",
-     "begin_t":1745735241.0,"end_t":1745735301.4,"state":"done","error":"","iterations":390,
-     "healthy_iteration_s":0.121,"reference_iteration_s":0.121,"reference_source":"own start",
-     "fleet_iteration_s":0.122,"result":"communication","cause":"network congestion",
-     "onset_delay_s":14.2,"slow_s":31.0,"slowdown":1.62,"lost_s":11.9,"jct_increase_share":0.24,
-     "culprits":["link node1>node0"],"culprit_causes":["network congestion"],
+     "nodes":["node0","node1"],"devices":["NVIDIA H200"],"workers":4,"tp":1,"pp":2,"dp":2,
+     "preset":"gpu","begin_t":1745735241.0,"end_t":1745735301.4,"state":"done","error":"",
+     "iterations":390,"healthy_iteration_s":0.121,"reference_iteration_s":0.121,
+     "reference_source":"own start","fleet_iteration_s":0.122,"result":"communication",
+     "cause":"network congestion","onset_delay_s":14.2,"slow_s":31.0,"slowdown":1.62,
+     "lost_s":11.9,"jct_increase_share":0.24,"culprits":["link node1>node0"],
+     "culprit_causes":["network congestion"],
      "culprit_nodes":["node0","node1"],"evidence":[…],"sm_utilisation_share":null,
      "cnp_per_s":null,"temperature_c":null,"temperature_max_c":null,
      "latency_cv_intra_node":0.05,"latency_cv_inter_node":0.31}
@@ -63,6 +64,7 @@ _Count = Annotated[int, Field(ge=1)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _LONGEST_S = 7 * 86_400.0
 """A probe is a look, not a load."""
+_WORTH_A_LOOK = 1.1
 _NAMELESS = re.compile(r"node \d+")
 
 
@@ -74,6 +76,9 @@ class ProbeResult:
     campaign: str = ""
     nodes: Annotated[tuple[str, ...], Field(min_length=1)]
     """Host names, in the order of node ranks; `nameless` where one is not known."""
+    devices: tuple[str, ...] = ()
+    """Models its workers computed on, each once, sorted: "NVIDIA H200", "cpu AMD EPYC"; (): not
+    known of all workers."""
     workers: _Count
     """Of the whole probe."""
     tp: _Count = 1
@@ -150,6 +155,14 @@ class ProbeResult:
         """Time its iterations took together; 0 where so few were seen that nothing is said."""
         pace_s = self.reference_iteration_s or self.healthy_iteration_s
         return 0.0 if pace_s is None else self.iterations * pace_s + self.lost_s
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether somebody may ask for its journal: it was slow, or slower than the fleet."""
+        healthy_s, fleet_s = self.healthy_iteration_s, self.fleet_iteration_s
+        if self.result != "healthy":
+            return True
+        return bool(healthy_s and fleet_s and healthy_s >= _WORTH_A_LOOK * fleet_s)
 
     @property
     def known_nodes(self) -> tuple[str, ...]:

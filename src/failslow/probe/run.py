@@ -12,11 +12,12 @@ step they are at, and kills them where that takes too long; a second one kills a
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ from pathlib import Path
 from failslow.config import DetectConfig
 from failslow.errors import JournalError
 from failslow.journal import GrowingJournal, JournalEntry
-from failslow.probe.fleet import FleetReference
+from failslow.probe.fleet import FleetReference, fleet_reference
 from failslow.probe.job import Place, ProbeJob
-from failslow.probe.reading import Ending, read_result
+from failslow.probe.reading import Ending, devices_of, read_result
 from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState
 from failslow.probe.signals import handled
 from failslow.records import Episode, StepSample, Verdict
@@ -34,6 +35,7 @@ from failslow.runtime.rendezvous import node_name
 
 __all__ = ["Progress", "Stop", "run_probe"]
 
+_HEALTHY_VARIABLE = "FAILSLOW_DETECT_HEALTHY_ITERATION_S"
 _LOOK_S = 0.1
 _START_S = 180.0
 """To the first iteration, on a machine as busy as may be."""
@@ -93,18 +95,20 @@ def run_probe(
     environ: Mapping[str, str] = os.environ,
     *,
     stop: Stop,
-    fleet: FleetReference | None = None,
+    history: Sequence[ProbeResult] = (),
     show: Show = lambda _: None,
 ) -> ProbeResult:
     """Run it; takes the spec's duration and some seconds.
 
-    folder: for journal, logs, and `workers-NODE.json` with the workers' pids. show: told a few
-    times a second. On nodes of other ranks the result holds no more than state and error.
-    Raises ProbeError when the workers cannot be started.
+    folder: for journal, logs, and `workers-NODE.json` with the workers' pids. history: earlier
+    results, for the fleet's reference. show: told a few times a second. On nodes of other ranks
+    the result holds no more than state and error. Raises ProbeError when the workers cannot be
+    started.
     """
     begin_t = time.time()
     name = _name_here(environ)
-    environ = {**_known(fleet), **environ, "FAILSLOW_NODE": name}
+    known = _known(fleet_reference(spec, history))
+    environ = {**known, **environ, "FAILSLOW_NODE": name}
     with ProbeJob(spec, place, folder, environ) as job:
         state, error = _Watch(job, stop, show).run()
     end_t = time.time()
@@ -116,15 +120,31 @@ def run_probe(
             _await_journal(job.journal, _JOURNAL_SOON_S if soon else _JOURNAL_S, stop)
         entries = _entries(job.journal)
     ending = Ending(begin_t=begin_t, end_t=end_t, state=state, error=error, node=name)
-    return read_result(entries, spec, ending, fleet)
+    return _read(entries, spec, ending, history)
 
 
 def _known(fleet: FleetReference | None) -> dict[str, str]:
     """For the detector: a fault in the first seconds would be taken for the healthy level."""
-    if fleet is None:
-        return {}
-    healthy_s = fleet.iteration_s * fleet.limit_alone / DetectConfig().min_slowdown
-    return {"FAILSLOW_DETECT_HEALTHY_ITERATION_S": f"{healthy_s:.6g}"}
+    return {} if fleet is None else {_HEALTHY_VARIABLE: f"{_healthy_s(fleet):.6g}"}
+
+
+def _healthy_s(fleet: FleetReference) -> float:
+    return fleet.iteration_s * fleet.limit_alone / DetectConfig().min_slowdown
+
+
+def _read(
+    entries: Sequence[JournalEntry],
+    spec: ProbeSpec,
+    ending: Ending,
+    history: Sequence[ProbeResult],
+) -> ProbeResult:
+    """The result; on which model of device it ran is known only now."""
+    devices = devices_of(entries, spec.workers)
+    told, fleet = fleet_reference(spec, history), fleet_reference(spec, history, devices)
+    not_healthy_s = math.inf
+    if told is not None and told.devices and devices and told.devices != devices:
+        not_healthy_s = _healthy_s(told) * (1.0 - 1e-3)  # as it was told, rounded
+    return read_result(entries, spec, ending, fleet, devices=devices, not_healthy_s=not_healthy_s)
 
 
 def _name_here(environ: Mapping[str, str]) -> str:

@@ -257,7 +257,7 @@ class _Run:
             why = f"took over {self.training.duration_s + self.limits.overtime_s:g} s; {why}"
         record = self._record(one.start, one.submitted_t, now_t, ending=ending, why=why)
         self._keep(replace(record, result=result))
-        if ending == "finished" and result is not None and result.result == "healthy":
+        if ending == "finished" and result is not None and not result.worth_keeping:
             shutil.rmtree(one.folder, ignore_errors=True)  # nobody will ask for its journal
 
     def _record(

@@ -7,7 +7,8 @@ In: `ProbeRecord`s, one at a time. Out: the same to any number of readers, while
     STORE/parts/4n-0007.1.parquet  one row: the attempt, the columns of its result, and the whole
                                    result as JSON in `record`
     STORE/history.jsonl            results that count for the fleet's reference, one a line
-    STORE/probes/4n-0007.1/        journal and logs of an attempt that runs, was slow, or failed
+    STORE/probes/4n-0007.1/        journal and logs of an attempt that runs or failed, or whose
+                                   result is `worth_keeping`
     STORE/writer.lock              held by the campaign that writes; others are refused
 
 A part is written beside its place and renamed into it: it is there whole or not at all, and whoever
@@ -244,7 +245,7 @@ class StoreWriter:
             if os.path.lexists(self.path / _PARTS / record.file_name):
                 continue  # a part that cannot be used: not ours to replace
             self.add(record)
-            if record.ending == "finished" and result.result == "healthy":
+            if record.ending == "finished" and not result.worth_keeping:
                 shutil.rmtree(folder, ignore_errors=True)
         self._records.sort(key=lambda r: (r.ended_t, r.probe, r.attempt))
 

@@ -23,8 +23,8 @@ CPU seconds a second, `_cv` standard deviation over mean; without one it is a pl
 names mean stands in `failslow.telemetry`. `gpus` says which workers NVML saw on each (it may not
 see into containers), `addresses` those of the node as its workers' connections show them.
 
-With `record_s` such a report comes unasked every so many seconds, of the time since the last one,
-with "why": "record".
+With `record_s` such a report comes unasked every so many seconds and when the last worker has
+ended, of the time since the last one, with "why": "record".
 
 Everything is sampled in a thread of its own: a driver that hangs costs telemetry, not the watching.
 """
@@ -97,7 +97,7 @@ class TelemetryDuty(Duty):
 
     def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:
         """As `Duty.turn`."""
-        self._workers = {w.rank: w.pid for w in workers if not w.ended}
+        had, self._workers = self._workers, {w.rank: w.pid for w in workers if not w.ended}
         if self._workers and self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="failslow-telemetry", daemon=True
@@ -118,11 +118,12 @@ class TelemetryDuty(Duty):
             )
             yield Report(node=self._node, topic=self.topic, body=body)
         if self._record_s and self._thread is not None:
-            yield from self._record(time.time())
+            # nothing more is sampled once the last worker has ended, and soon nobody listens
+            yield from self._record(time.time(), last=bool(had) and not self._workers)
 
-    def _record(self, now_t: float) -> Iterable[Report]:
-        """What was sampled since the last time, if that is long enough ago."""
-        if now_t - self._recorded_t < self._record_s:
+    def _record(self, now_t: float, *, last: bool) -> Iterable[Report]:
+        """What was sampled since the last time, if that is long enough ago or the end."""
+        if now_t - self._recorded_t < self._record_s and not last:
             return
         body = self.collector.report(
             since_t=self._recorded_t, until_t=now_t, interval_s=self._interval_s

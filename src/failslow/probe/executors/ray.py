@@ -6,7 +6,8 @@ first node wrote: no shared disk is needed.
     RayExecutor("auto")        # the cluster this machine is a node of
     RayExecutor("ray://head:10001")
 
-failslow must be installed on every node. A node that dies costs its probe, nothing else.
+failslow must be installed on every node. A node that dies costs its probe, nothing else. A probe
+takes over half of each of its nodes, so that no two share one and measure each other.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,17 @@ class _Node:
 class RayJob:
     """A probe on a placement group; goes on to its nodes as it is asked for its state."""
 
-    def __init__(self, executor: RayExecutor, spec: ProbeSpec, folder: Path, history: str) -> None:
+    def __init__(
+        self, executor: RayExecutor, spec: ProbeSpec, folder: Path, history: str, *, each: int
+    ) -> None:
+        """each: what it takes of each of its nodes, in CPUs or GPUs."""
         self._executor, self._spec, self._folder, self._history = executor, spec, folder, history
-        self._group = executor.group(spec)
+        self._group = executor.group(spec, each)
         self._ready = self._group.ready()
         self._actors: list[Any] = []
         self._address: Any = None
         self._runs: list[Any] = []
-        self._ended = self._stopped = False
+        self._ended = self._stopped = self._preempted = False
         self._why = ""
 
     def state(self) -> JobState:
@@ -111,7 +115,8 @@ class RayJob:
             if not all(_is_ready(ray, run) for run in self._runs):
                 return "running"
             ends = ray.get(self._runs)
-        except ray.exceptions.RayError as error:
+        except Exception as error:  # Ray's own, and those of a connection that was lost
+            self._preempted = _is_preempted(ray, error)
             # an error raised on the node ends with it, one of the cluster begins with it
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._end(f"the cluster lost it: {lines[-1 if lines[0].startswith('ray::') else 0]}")
@@ -130,7 +135,8 @@ class RayJob:
         if not self._runs:
             self._end("stopped in the queue")
         for actor in self._actors:
-            actor.stop.remote()
+            with suppress(Exception):  # of a lost cluster: the next question ends it
+                actor.stop.remote()
 
     def kill(self) -> None:
         if not self._ended:
@@ -144,7 +150,7 @@ class RayJob:
         return "" if found is not None else f"{why}: {self._why}" if self._why else why
 
     def preempted(self) -> bool:
-        return False  # Ray takes nothing back
+        return self._preempted
 
     def _run(self, address: str) -> None:
         several = self._spec.nodes > 1
@@ -164,9 +170,10 @@ class RayJob:
     def _end(self, why: str) -> None:
         self._ended, self._why = True, why
         for actor in self._actors:
-            with suppress(self._executor.ray.exceptions.RayError, ValueError):
+            with suppress(Exception):  # it may be gone, or the cluster
                 self._executor.ray.kill(actor)
-        self._executor.release(self._group)
+        with suppress(Exception):
+            self._executor.release(self._group)
 
 
 class RayExecutor:
@@ -205,14 +212,16 @@ class RayExecutor:
             self._joined = True
 
     def start(self, spec: ProbeSpec, folder: Path, *, history: Sequence[Path] = ()) -> RayJob:
-        alive = [node for node in self.ray.nodes() if node["Alive"]]
+        with _cluster_errors():
+            alive = [node for node in self.ray.nodes() if node["Alive"]]
         if spec.nodes > len(alive):
             raise ProbeError(
                 f"a probe of {spec.nodes} nodes does not fit on the {len(alive)} of this cluster; "
                 "leave the size out, or add nodes"
             )
         kind, wanted = _kind(spec), spec.workers_per_node
-        fit = sum(node.get("Resources", {}).get(kind, 0) >= wanted for node in alive)
+        has = [node.get("Resources", {}).get(kind, 0) for node in alive]
+        fit = sum(number >= wanted for number in has)
         if spec.nodes > fit:
             # Ray would let it wait for ever
             raise ProbeError(
@@ -223,7 +232,8 @@ class RayExecutor:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESULT_FILE).unlink(missing_ok=True)
         earlier = "".join(path.read_text(encoding="utf-8") for path in history if path.exists())
-        job = RayJob(self, spec, folder, earlier)
+        with _cluster_errors():
+            job = RayJob(self, spec, folder, earlier, each=_each(has, spec))
         self._jobs.append(job)
         return job
 
@@ -233,13 +243,11 @@ class RayExecutor:
         if self._joined:
             self.ray.shutdown()
 
-    def group(self, spec: ProbeSpec) -> Any:
-        """A bundle a node, no two on the same one."""
+    def group(self, spec: ProbeSpec, each: int) -> Any:
+        """A bundle a node, no two on the same one, of `each` CPUs or GPUs."""
         from ray.util.placement_group import placement_group
 
-        return placement_group(
-            [{_kind(spec): spec.workers_per_node}] * spec.nodes, strategy="STRICT_SPREAD"
-        )
+        return placement_group([{_kind(spec): each}] * spec.nodes, strategy="STRICT_SPREAD")
 
     def actors(self, group: Any, spec: ProbeSpec) -> list[Any]:
         """One in each bundle, in the order of node ranks."""
@@ -270,6 +278,37 @@ class RayExecutor:
 def _kind(spec: ProbeSpec) -> str:
     """What of a node a worker takes one of, as Ray calls it."""
     return "GPU" if spec.preset == "gpu" else "CPU"
+
+
+def _each(has: Sequence[float], spec: ProbeSpec) -> int:
+    """What a probe takes of each of its nodes; `has`: what the nodes of the cluster have.
+
+    Over half of the largest: no other probe has room beside it. Where too few nodes have as much,
+    what its workers need, and another may share a node with it.
+    """
+    over_half = max(spec.workers_per_node, int(max(has, default=0) // 2) + 1)
+    enough = sum(number >= over_half for number in has) >= spec.nodes
+    return over_half if enough else spec.workers_per_node
+
+
+def _is_preempted(ray: Any, error: Exception) -> bool:
+    """Whether it says that a node was taken away; not all versions of Ray say so alike."""
+    if getattr(error, "preempted", False) is True:
+        return True
+    died = getattr(ray.exceptions, "NodeDiedError", None)
+    return died is not None and isinstance(error, died) and "preempt" in str(error).lower()
+
+
+@contextmanager
+def _cluster_errors() -> Iterator[None]:
+    """ProbeError for whatever Ray raises when its head is lost: of its own, of gRPC, of sockets."""
+    try:
+        yield
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ProbeError(
+            f"the Ray cluster takes no probe: {lines[0].strip()}; see what `ray status` says"
+        ) from None
 
 
 def _is_ready(ray: Any, reference: Any) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -36,6 +37,15 @@ _WARNING_S = 60
 _ASK_S, _SETTLE_S, _UNSEEN_S, _LIMIT_S = 1.0, 5.0, 10.0, 30.0
 """Between questions to squeue · for the result to show on a shared disk · for a new job to show in
 the queue · for one of Slurm's commands."""
+_NEVER = re.compile(
+    "PartitionNodeLimit|PartitionTimeLimit|BadConstraints|MaxMemPerLimit"
+    "|DependencyNeverSatisfied|ReservationDeleted"
+    "|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
+    r"|(?:Assoc|QOS)Max\w+Per(?:Job|Node)(?:Limit)?|QOSMin\w+"
+)
+"""Reasons to be in the queue that do not pass by themselves."""
+_STUCK_S = 60.0
+"""So long such a reason must stand: nodes that are down bring some of them up for a moment."""
 _MINE = f"--user={os.getuid()}"
 
 
@@ -47,12 +57,15 @@ class SlurmJob:
         self._submitted_s = time.monotonic()
         self._seen = self._stopped = False
         self._gone_s: float | None = None
+        self._never = ""
+        self._never_since_s = self._cancelled_s = math.nan
 
     def state(self) -> JobState:
         if self._gone_s is None:
             found = self._queue.state(self.number)
             if found is not None:
                 self._seen = True
+                self._cancel_if_stuck()
                 return found
             # no answer says nothing, and too early a one not that a new job is gone
             asked_s = self._queue.answered_s
@@ -84,6 +97,11 @@ class SlurmJob:
         found, why = read_result(self._folder / RESULT_FILE)
         if found is not None:
             return ""
+        if self._never and not math.isnan(self._cancelled_s):
+            return (
+                f"Slurm can never start job {self.number}: {self._never}; "
+                "change what --slurm asks for, the sizes, --workers or --duration"
+            )
         # the probe's own, then submitit's, which are named by job and task
         logs = sorted(self._folder.glob("node*.log"))
         logs += sorted((self._folder / "slurm").glob(f"{self.number}_*_log.*"))
@@ -94,12 +112,29 @@ class SlurmJob:
         told = self._queue.command("scontrol", "--oneliner", "show", "job", self.number) or ""
         return "JobState=PREEMPTED" in told
 
+    def _cancel_if_stuck(self) -> None:
+        """Out of the queue, once Slurm has said for a while that it cannot start."""
+        answered_s = self._queue.answered_s
+        assert answered_s is not None  # or we were not in the queue
+        before, self._never = self._never, self._queue.never(self.number)
+        if not before:
+            self._never_since_s = answered_s
+        # once an answer: a controller that gives none would hold us up
+        if (
+            self._never
+            and answered_s - self._never_since_s > _STUCK_S
+            and answered_s != self._cancelled_s
+        ):
+            self._cancelled_s = answered_s
+            self._queue.command("scancel", "--state=PENDING", self.number)
+
 
 class SlurmExecutor:
     """Submits probes.
 
-    options: of sbatch, without the dashes; they outrank ours. Raises MissingDependencyError without
-    submitit, ProbeError without Slurm.
+    options: of sbatch, without the dashes; they outrank ours. A probe has its nodes for itself, or
+    two would measure each other; exclusive=no lets others onto them. Raises MissingDependencyError
+    without submitit, ProbeError without Slurm.
     """
 
     name = "slurm"
@@ -169,13 +204,20 @@ class SlurmExecutor:
                 self._queue.command("scancel", number)
 
     def _parameters(self, spec: ProbeSpec) -> dict[str, object]:
+        own = {key.replace("_", "-"): value for key, value in self._options.items()}
         options = {
             "no-requeue": True,
+            "exclusive": True,
             "signal": f"TERM@{_WARNING_S}",
             "time": math.ceil((spec.duration_s + _START_UP_S) / 60),
-            ("gpus-per-node" if spec.preset == "gpu" else "cpus-per-task"): spec.workers_per_node,
-            **self._options,
+            "cpus-per-task": spec.workers_per_node,
+            **({"gpus-per-node": spec.workers_per_node} if spec.preset == "gpu" else {}),
+            **own,
         }
+        if options["exclusive"] == "no":
+            del options["exclusive"]
+        if "cpus-per-gpu" in own and "cpus-per-task" not in own:
+            del options["cpus-per-task"]  # sbatch takes one of them
         # a step does not inherit this one (Slurm 22.05 and later)
         cores = options.get("cpus-per-task")
         return {
@@ -191,7 +233,8 @@ class _Queue:
     """What squeue says of this user's jobs, asked at most once a second for all."""
 
     def __init__(self) -> None:
-        self._states: dict[str, str] = {}
+        self._states: dict[str, tuple[str, str]] = {}
+        """By job: its state, and the reason for it."""
         self._asked_s: float | None = None
         self.answered_s: float | None = None
         """When (time.monotonic) the question was asked that was answered last."""
@@ -200,17 +243,24 @@ class _Queue:
         """None: not in the queue (any more). now: ask again in any case."""
         now_s = time.monotonic()
         if now or self._asked_s is None or now_s - self._asked_s > _ASK_S:
-            told = self.command("squeue", "--noheader", "--format=%i %T", _MINE)
+            told = self.command("squeue", "--noheader", "--format=%i %T %r", _MINE)
             # a controller that does not answer has not ended our jobs
             if told is not None:
                 self.answered_s = now_s
-                lines = (line.split() for line in told.splitlines())
-                self._states = {line[0]: line[1] for line in lines if len(line) == 2}
+                lines = (line.split(None, 2) for line in told.splitlines())
+                self._states = {
+                    line[0]: (line[1], " ".join(line[2:])) for line in lines if len(line) > 1
+                }
             self._asked_s = now_s
-        found = self._states.get(number)
+        found, _ = self._states.get(number, (None, ""))
         if found is None:
             return None
         return "queued" if found in ("PENDING", "CONFIGURING") else "running"
+
+    def never(self, number: str) -> str:
+        """Why it waits, by the last answer, if that is a reason for which it can never start."""
+        found, reason = self._states.get(number, ("", ""))
+        return reason if found == "PENDING" and _NEVER.fullmatch(reason.strip()) else ""
 
     @staticmethod
     def command(*argv: str) -> str | None:
