@@ -191,7 +191,7 @@ class PauseLead:
 
     def tick(self, now_s: float) -> list[Body]:
         """Time passed."""
-        pause, config = self._pause, self._config
+        pause = self._pause
         if pause is None:
             return []
         elapsed_s = now_s - pause.phase_s
