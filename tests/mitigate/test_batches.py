@@ -39,6 +39,27 @@ def test_even_stays_even_at_every_size(replicas: int, one: int, other: int) -> N
     assert split.scaled(replicas + other).counts == even_split(replicas + other, replicas)
 
 
+@given(_COUNTS, st.integers(0, 200), st.integers(0, 8))
+def test_no_replica_gets_more_than_it_can_run(counts: list[int], more: int, above: int) -> None:
+    size, most = len(counts) + more, max(counts) + above
+    split = Split(counts=tuple(counts))
+    if size > most * len(counts):
+        with pytest.raises(PlanError, match=f"too large for {len(counts)} replicas"):
+            split.scaled(size, most)
+        return
+    scaled, free = split.scaled(size, most).counts, split.scaled(size).counts
+    assert sum(scaled) == size
+    assert max(scaled) <= most
+    assert scaled == free or max(free) > most
+
+
+def test_a_step_that_is_a_little_larger_keeps_to_the_most_a_replica_can_run() -> None:
+    split = Split(counts=(10, 6, 8, 8))
+    assert max(split.scaled(36).counts) == 11
+    assert split.scaled(36, most=10).counts == (10, 7, 10, 9)
+    assert split.scaled(40, most=10).counts == (10, 10, 10, 10)
+
+
 def test_too_few_micro_batches_are_refused_with_the_number_needed() -> None:
     with pytest.raises(PlanError, match="at least 2"):
         even(7, 4, least=2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tests.decide.jobs import facts
 
 from failslow.config import DecideConfig
@@ -14,6 +19,7 @@ from failslow.decide.levels import InForce, LayoutPlanner
 from failslow.mitigate import steer_apply
 from failslow.mitigate.batches import Split
 from failslow.mitigate.grid import Place
+from failslow.mitigate.move_state import put_rng, take_rng
 from failslow.mitigate.steer_apply import Hands
 from failslow.records import Finding, Plan
 
@@ -24,27 +30,38 @@ class Worker:
     """Rank 1 of four replicas, whose state needs no others to be moved."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        moved = SimpleNamespace(state="theirs")
         monkeypatch.setattr(steer_apply, "transfer_group", lambda **_: nullcontext())
-        monkeypatch.setattr(steer_apply, "swap_state", lambda *_, **__: moved)
+        monkeypatch.setattr(steer_apply, "swap_state", lambda mine, **_: self.swap(mine))
         monkeypatch.setattr("torch.distributed.get_rank", lambda *_: 1)
         self.calls: list[Any] = []
-        self.room = 99
+        self.room, self.ahead = 99, 0
         self.hands = Hands(
             Split(counts=(8, 8, 8, 8), least=1),
             Place.at(1, GRID),
             most=None,
             rebuild=self.rebuild,
             state=lambda: "mine",
-            move=lambda placement, state: self.calls.append((placement, state)),
+            move=self.move,
             checkpoint=None,
             limit_s=1.0,
         )
+
+    def swap(self, mine: dict[str, Any]) -> SimpleNamespace:
+        """The other's: its random numbers are further on."""
+        torch.rand(self.ahead)
+        theirs = {"rng": take_rng(), "state": "theirs"}
+        put_rng(mine["rng"])
+        return SimpleNamespace(state=theirs)
 
     def rebuild(self, count: int) -> None:
         if count > self.room:
             raise MemoryError("no room")
         self.calls.append(count)
+
+    def move(self, placement: tuple[int, ...], state: Any) -> None:
+        torch.rand(3)  # a model is made anew
+        random.random(), np.random.rand()  # noqa: NPY002 - the global one
+        self.calls.append((placement, state))
 
     @property
     def in_force(self) -> InForce:
@@ -119,3 +136,46 @@ def test_a_split_that_cannot_be_is_refused_before_anybody_moves(worker: Worker) 
     assert worker.hands.problem(_plan(microbatches=(9, 5, 9, 9))) == ("FSDP shard axis", False)
     assert worker.hands.problem(_plan(microbatches=(8, 8, 8, 8))) == ("", False)
     assert worker.calls == []
+
+
+def _drawn() -> tuple[float, float, float]:
+    return float(torch.rand(())), random.random(), float(np.random.rand())  # noqa: NPY002
+
+
+def test_random_numbers_go_with_the_place(worker: Worker) -> None:
+    """And a worker that stays, or goes back, has its own again, although its model is new."""
+    before = take_rng()
+    torch.rand(5)
+    theirs = _drawn()
+    put_rng(before)
+    worker.ahead = 5
+    worker.carry_out(_plan())
+    assert _drawn() == theirs
+    put_rng(before)
+    mine = _drawn()
+    put_rng(before)
+    worker.hands.prepare(_plan((0, 1, 2, 3)), 11)
+    worker.hands.roll_back()
+    assert _drawn() == mine
+
+
+class _Kept:
+    """A state, alive as long as someone has it."""
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_the_state_of_the_place_before_is_let_go(worker: Worker, agreed: bool) -> None:
+    kept: list[weakref.ref[_Kept]] = []
+
+    def state() -> _Kept:
+        made = _Kept()
+        kept.append(weakref.ref(made))
+        return made
+
+    worker.hands._state = state
+    worker.hands.prepare(_plan(), 10)
+    assert kept[0]() is not None  # until it is known that it is not needed
+    worker.hands.commit() if agreed else worker.hands.roll_back()
+    worker.calls.clear()  # the trainer has gone on
+    gc.collect()
+    assert kept[0]() is None

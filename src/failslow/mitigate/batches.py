@@ -13,6 +13,7 @@ an epoch, a ramp) is split in the same proportions:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -54,15 +55,21 @@ class Split:
         first = sum(self.counts[:replica])
         return range(first, first + self.counts[replica])
 
-    def scaled(self, size: int) -> Split:
+    def scaled(self, size: int, most: int | None = None) -> Split:
         """The same proportions for a global batch of another size.
 
         One after the other goes to the replica that will have the smallest share of what it has
-        now, so that the largest share is as small as can be. What is even stays even. Raises
-        PlanError for a size that leaves a replica with too little.
+        now, so that the largest share is as small as can be, but none gets more than `most`. What
+        is even stays even. Raises PlanError for a size that leaves a replica with too little, or
+        that is more than all can run.
         """
         if size == self.size:
             return self
+        if most is not None and size > most * len(self.counts):
+            raise PlanError(
+                f"a global batch of {size} micro-batches is too large for {len(self.counts)} "
+                f"replicas with at most {most} each; make it smaller, or `most` larger"
+            )
         if max(self.counts) - min(self.counts) <= 1:
             return even(size, len(self.counts), self.least)
         counts = [max(self.least, 1)] * len(self.counts)
@@ -71,7 +78,10 @@ class Split:
         for _ in range(size - sum(counts)):
             _, replica = next_share[0]
             counts[replica] += 1
-            heapreplace(next_share, ((counts[replica] + 1) / self.counts[replica], replica))
+            share = (counts[replica] + 1) / self.counts[replica]
+            # whoever is full is last in the queue: all others are full before it gets another
+            full = most is not None and counts[replica] >= most
+            heapreplace(next_share, (math.inf if full else share, replica))
         if sum(counts) != size:
             raise PlanError(
                 f"a global batch of {size} micro-batches is too small for {len(counts)} replicas "

@@ -19,12 +19,15 @@ weighted by what they stand for, so training goes as with the even split, up to 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from failslow.capture import hook
@@ -54,7 +57,8 @@ class Coordinator:
     before the first step too.
     state, move: for changes of place: this worker's state as a tree of tensors and plain values;
     move(placement, state) makes this worker the one at the position where `placement` has its rank,
-    with that position's state, its groups and mesh made anew.
+    with that position's state, its groups and mesh made anew. The global random generators (torch,
+    its CUDA device, numpy, Python) go along by themselves; others belong in the state.
     checkpoint: called with the number of steps done; saves so that the job can be restarted.
     exchanges: {"name": group} of what else communicates in every micro-batch.
     listen_s: how often orders are looked for; rank 0's counts. 0: before every step.
@@ -100,14 +104,25 @@ class Coordinator:
         self.use(model)
         self._share: Share | None = None
         self._steering: Steering | None = None
-        if _watched():
-            from failslow.mitigate.steer_refuse import why_equal
+        if not _watched():
+            return
+        from failslow.mitigate.steer_refuse import why_equal
 
-            def reason(replica_of: list[int]) -> str:
-                return why_equal(replica_of, model=model, mesh=mesh, groups=exchanges)
+        def reason(replica_of: list[int]) -> str:
+            return why_equal(replica_of, model=model, mesh=mesh, groups=exchanges)
 
+        try:
+            _check_gloo()
             self._steering = Steering(
                 self._hands, why_equal=reason, listen_s=listen_s, limit_s=limit_s
+            )
+        except PlanError:
+            raise
+        except Exception as error:  # no way to hear orders together is no reason not to train
+            why = str(error).splitlines()[0] if str(error) else repr(error)
+            sys.stderr.write(
+                f"failslow: rank {dist.get_rank()} takes no orders, as the workers have no way of "
+                f"their own to agree on one ({why}); training goes on with even shares\n"
             )
 
     def use(self, model: nn.Module | None) -> None:
@@ -126,7 +141,7 @@ class Coordinator:
 
     @property
     def facts(self) -> JobFacts | None:
-        """What the controller is told of the job; None where none watches."""
+        """What the controller is told of the job; None where none watches, or none is heard."""
         return self._steering.facts if self._steering is not None else None
 
     @property
@@ -142,13 +157,15 @@ class Coordinator:
         """Before step `index`, on all workers; what this replica has to run.
 
         microbatches: of this step's global batch, where it is another number than usual.
-        Raises PlanError where they are too few for the replicas, on all workers alike, and what a
-        callback raises.
+        Raises PlanError where they are too few or too many for the replicas, on all workers alike,
+        and what a callback raises.
         """
         hands = self._hands
         if self._steering is not None:
             self._steering.between(index)
-        split = hands.split if microbatches is None else hands.split.scaled(microbatches)
+        split = hands.split
+        if microbatches is not None:
+            split = split.scaled(microbatches, hands.most)
         indices = split.part(hands.place.replica)
         hands.build(len(indices))
         self._share = share = Share(
@@ -227,6 +244,23 @@ def _watched() -> bool:
     with hook.quiet():
         dist.broadcast(watched, 0)
     return bool(watched)
+
+
+def _check_gloo() -> None:
+    """RuntimeError on all workers alike where one of them has no gloo: no interface, no name.
+
+    The others would wait for it as long as they may, to make a group with it.
+    """
+    problem = ""
+    try:
+        dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10.0))
+    except Exception as error:
+        problem = f"gloo: {error}"
+    able = torch.tensor([float(not problem)], device=_device(None))
+    with hook.quiet():
+        dist.all_reduce(able, dist.ReduceOp.MIN)
+    if not bool(able):
+        raise RuntimeError(problem or "another worker has no gloo")
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:

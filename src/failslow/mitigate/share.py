@@ -9,6 +9,7 @@ with coordinator.step(step) as share:
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,17 +22,37 @@ __all__ = ["Share", "exchange_switch"]
 
 
 def exchange_switch(model: nn.Module | None) -> Callable[[bool], None] | None:
-    """Turns the exchange of gradients over replicas on and off; None where the model has none."""
-    wrapped: Any = model
-    if isinstance(wrapped, DistributedDataParallel):
+    """Turns the exchange of gradients over replicas on and off; None where the model has none.
 
-        def switch(on: bool) -> None:
-            # what DistributedDataParallel.no_sync() sets
-            wrapped.require_backward_grad_sync = on
+    Whatever exchanges them is found, wherever in the model: inside torch.compile's wrapper or
+    another one, or around some layers only.
+    """
+    # weak: a model that is dropped for another, on a change of places, must free its groups
+    found = [weakref.ref(m) for m in (model.modules() if model is not None else ()) if _has(m)]
 
-        return switch
-    # between the replicas of hybrid sharding; within a replica shards go on being exchanged
-    return wrapped.set_requires_all_reduce if isinstance(wrapped, FSDPModule) else None
+    def switch(on: bool) -> None:
+        for known in found:
+            module = known()
+            if module is not None:
+                _turn(module, on)
+
+    return switch if found else None
+
+
+def _has(module: nn.Module) -> bool:
+    """Whether it exchanges gradients itself; the last is what torch's replicate() gives."""
+    known = isinstance(module, (DistributedDataParallel, FSDPModule))
+    return known or callable(getattr(module, "set_requires_gradient_sync", None))
+
+
+def _turn(module: Any, on: bool) -> None:
+    if isinstance(module, DistributedDataParallel):
+        module.require_backward_grad_sync = on  # what its no_sync() sets
+    elif isinstance(module, FSDPModule):
+        # between the replicas of hybrid sharding; within a replica shards go on being exchanged
+        module.set_requires_all_reduce(on, recurse=False)
+    else:
+        module.set_requires_gradient_sync(on)
 
 
 class _DeviceTimes:

@@ -11,6 +11,7 @@ worker takes no orders any more: the training's own exchange will tell what is w
 
 from __future__ import annotations
 
+import json
 import socket
 import statistics
 import sys
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from failslow.capture import hook
 from failslow.errors import PlanError
+from failslow.mailbox import MAX_LETTER
 from failslow.mitigate.share import Share
 from failslow.mitigate.steer_apply import Hands, refused
 from failslow.mitigate.steer_group import SteerGroup
@@ -43,6 +45,8 @@ _MOST_STEPS = 16
 _WARM_UP, _LEARN = 3, 12
 """Steps left out of the healthy iteration time, and steps that make it."""
 _FACTS_S, _PACE_S = 30.0, 1.0
+_FACTS_GROW = 256
+"""Bytes by which a facts letter may become longer: an iteration time is learned."""
 
 
 class Steering:
@@ -60,7 +64,11 @@ class Steering:
         self._hands, self._listen_s = hands, listen_s
         self._rank = dist.get_rank()
         group = SteerGroup(limit_s)
-        self._hosts = self._meet(group, why_equal)
+        try:
+            self._hosts = self._meet(group, why_equal)
+        except BaseException:
+            group.close()  # so that the others do not wait for this worker
+            raise
         self._ranks = hands.placement  # whoever changes places later: plans say who is where
         self._group: SteerGroup | None = group
         self._wait = 1
@@ -72,6 +80,7 @@ class Steering:
         self._orders: deque[Instructed] = deque()
         self._answers: deque[dict[str, Any]] = deque(maxlen=64)
         self._facts_s = self._pace_s = -1e9
+        self._told_hosts = self._hosts if self._fits() else ()
         self._paces: deque[float] = deque(maxlen=64)
         self._behind: Share | None = None
 
@@ -200,12 +209,16 @@ class Steering:
         if box is None:
             return
         if now_s - self._facts_s >= _FACTS_S:
-            letter = facts_letter(self.facts)
-            # the hosts of a very large job do not fit
-            if box.send(letter) or box.send({**letter, "hosts": ()}):
-                self._facts_s = now_s
+            # always with the same hosts, however full the box: others mean another training
+            letter = {**facts_letter(self.facts), "hosts": self._told_hosts}
+            self._facts_s = now_s if box.send(letter) else self._facts_s
         while self._answers and box.send(self._answers[0]):
             self._answers.popleft()
+
+    def _fits(self) -> bool:
+        """Whether the facts fit a letter with their hosts: those of a very large job do not."""
+        text = json.dumps(facts_letter(self.facts), separators=(",", ":"))
+        return len(text) <= MAX_LETTER - _FACTS_GROW
 
     def _tell_pace(self, step: int, now_s: float) -> None:
         box = hook.mailbox()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from failslow.capture import hook
@@ -19,6 +20,7 @@ from failslow.errors import MoveError, PlanError
 from failslow.mitigate.batches import Split
 from failslow.mitigate.grid import Place
 from failslow.mitigate.move import swap_state, transfer_group
+from failslow.mitigate.move_state import put_rng, take_rng
 from failslow.records import Plan
 
 __all__ = ["Hands", "refused"]
@@ -108,11 +110,14 @@ class Hands:
 
     def commit(self) -> None:
         """All workers are ready."""
-        self._commit()
+        commit, self._commit, self._undo = self._commit, _nothing, _nothing
+        commit()
 
     def roll_back(self) -> None:
         """Some worker is not. Raises what a callback raises."""
-        self._undo()
+        # neither is kept: undoing a change of places takes the whole state of the old place
+        undo, self._commit, self._undo = self._undo, _nothing, _nothing
+        undo()
 
     def _prepare_split(self, counts: Sequence[int]) -> None:
         new = Split(counts=tuple(counts), least=self.split.least)
@@ -132,11 +137,13 @@ class Hands:
             raise PlanError(self.no_topology_change)
         split = Split(counts=tuple(counts), least=self.split.least) if counts else self.split
         place = Place.at(placement.index(dist.get_rank()), self.place.grid)
-        now, state, moved_to = self.placement, self._state(), self._move
+        now, move, device = self.placement, self._move, _device()
+        # chance belongs to the place too, whatever building a model anew draws
+        mine = {"rng": take_rng(device), "state": self._state()}
         # a move's traffic is none of the training's
         with hook.quiet(), transfer_group(limit_s=self._limit_s) as group:
             moved = swap_state(
-                state,
+                mine,
                 placement_now=now,
                 placement_new=placement,
                 group=group,
@@ -146,15 +153,17 @@ class Hands:
 
         def undo() -> None:
             self._built = None
-            moved_to(now, state)
+            move(now, mine["state"])
+            put_rng(mine["rng"], device)
 
         def commit() -> None:
             self.placement, self.place, self.split = placement, place, split
 
         self._commit, self._undo = commit, undo
         self._built = None
-        moved_to(placement, moved.state)
+        move(placement, moved.state["state"])
         self.build(split.counts[place.replica])
+        put_rng(moved.state["rng"], device)
 
     def _prepare_restart(self, step: int) -> None:
         if self._checkpoint is None:
@@ -170,6 +179,11 @@ class Hands:
 def refused(error: Exception) -> bool:
     """Whether what went wrong would go wrong again."""
     return isinstance(error, MoveError) and error.refused
+
+
+def _device() -> str:
+    """Whose random numbers go along with a place, besides the CPU's."""
+    return "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
 
 def _nothing() -> None:

@@ -6,8 +6,9 @@ In: the model, the mesh, and the replica each rank belongs to. Out: a reason, or
 
 Whatever exchanges something between replicas in every micro-batch waits for ever where one replica
 runs more of them than another: gathering FSDP's shards, batch statistics, tokens of experts.
-Gradients are no such thing: they are exchanged once a step. Tensor shards and FSDP shards within
-one replica (hybrid sharding) are none either.
+Gradients are no such thing where `share.exchange_switch` has them exchanged once a step: DDP's and
+FSDP2's, and not those of FSDP1 (FullyShardedDataParallel). Tensor shards and FSDP shards within one
+replica (hybrid sharding) are none either.
 """
 
 from __future__ import annotations
@@ -72,9 +73,14 @@ def _exchanges_of(path: str, module: nn.Module) -> Iterator[tuple[str, Sequence[
         yield f"SyncBatchNorm: {path} averages", ranks
     if isinstance(module, FullyShardedDataParallel):
         shards = module.sharding_strategy is not ShardingStrategy.NO_SHARD
-        if shards and module.process_group is not None:
+        # FSDP1 averages gradients in every backward pass, and nothing here turns that off
+        averages = f"FSDP1 gradients: {path} averages them in every micro-batch"
+        if module.process_group is not None:
             ranks = dist.get_process_group_ranks(module.process_group)
-            yield f"FSDP shard axis: {path} is sharded", ranks
+            yield f"FSDP shard axis: {path} is sharded" if shards else averages, ranks
+        between: Any = getattr(module, "_inter_node_pg", None)  # of hybrid sharding
+        if isinstance(between, dist.ProcessGroup):
+            yield averages, dist.get_process_group_ranks(between)
     for attribute in _EXPERT_GROUPS:
         group: Any = getattr(module, attribute, None)
         if isinstance(group, dist.ProcessGroup):

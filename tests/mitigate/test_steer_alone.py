@@ -1,0 +1,149 @@
+"""The watched job's side of steering in one process, a gloo job of one worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+import failslow
+from failslow.capture import hook
+from failslow.errors import PlanError
+from failslow.mailbox import Mailbox
+from failslow.mitigate import coordinator as coordinator_module
+from failslow.mitigate import steer, steer_refuse
+
+_ROOM = 512 * 1024
+"""Of letters to the agent."""
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    monkeypatch.setattr(coordinator_module, "_watched", lambda: True)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mailbox:
+    """The worker's end."""
+    made = Mailbox.create(tmp_path / "r0.ring")
+    monkeypatch.setattr(hook, "mailbox", lambda: made)
+    return made
+
+
+def _step(coordinator: failslow.Coordinator, first: int, count: int) -> None:
+    for index in range(first, first + count):
+        with coordinator.step(index) as share:
+            assert list(share) == list(range(8))
+
+
+def _facts(agent: Mailbox) -> list[dict[str, Any]]:
+    return [letter for letter in agent.receive() if letter.get("what") == "facts"]
+
+
+def _fill(box: Mailbox, left: int) -> None:
+    """Until so many bytes are left."""
+    full = _ROOM - left
+    for size in (*[100_000] * (full // 100_000), full % 100_000):
+        letter = {"topic": "pace", "pad": ""}
+        pad = size - 8 - len(json.dumps(letter, separators=(",", ":")))
+        assert box.send({**letter, "pad": "." * pad})
+
+
+def test_facts_that_find_no_room_are_sent_later_and_whole(
+    watched: None, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other facts would be another training's, and its policy would begin anew."""
+    monkeypatch.setattr("socket.gethostname", lambda: "h" * 1400)
+    coordinator = failslow.Coordinator(8, listen_s=0.0)
+    agent = Mailbox.open(box.path)
+    _fill(box, left=1000)  # too little for the facts, enough for those without hosts
+    _step(coordinator, 0, 3)
+    assert _facts(agent) == []
+    _step(coordinator, 3, 1)
+    (facts,) = _facts(agent)
+    assert facts["hosts"] == ["h" * 1400]
+
+
+def test_facts_too_long_for_a_letter_never_have_hosts(
+    watched: None, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "h" * 1400)
+    monkeypatch.setattr(steer, "MAX_LETTER", 1500)
+    coordinator = failslow.Coordinator(8, listen_s=0.0)
+    agent = Mailbox.open(box.path)
+    _step(coordinator, 0, 30)  # the healthy iteration time is learned meanwhile
+    told = _facts(agent)
+    assert [facts["hosts"] for facts in told] == [[], []]
+    assert told[-1]["iteration_s"] > 0.0
+
+
+def _no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+
+
+def _no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the group with the others cannot be made."""
+    _no_interface(monkeypatch)
+    monkeypatch.setattr(coordinator_module, "_check_gloo", lambda: None)
+
+
+def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of which nothing can be learned."""
+
+    def why_equal(*_: object, **__: object) -> str:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(steer_refuse, "why_equal", why_equal)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [(_no_interface, "nosuch0"), (_no_group, "nosuch0"), (_no_model, "no such thing")],
+)
+def test_without_a_group_of_its_own_training_goes_on_evenly(
+    watched: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[pytest.MonkeyPatch], None],
+    why: str,
+) -> None:
+    spoil(monkeypatch)
+    groups = len(dist.distributed_c10d._world.pg_map)
+    coordinator = failslow.Coordinator(8, listen_s=0.0, model=torch.nn.Linear(2, 2))
+    _step(coordinator, 0, 3)
+    assert coordinator.facts is None
+    assert coordinator.counts == (8,)
+    assert len(dist.distributed_c10d._world.pg_map) == groups
+    said = capsys.readouterr().err
+    assert said.count("failslow: ") == said.count("rank 0 takes no orders") == 1
+    assert why in said
+    assert said.count("\n") == 1
+
+
+def test_what_does_not_fit_the_job_is_raised_all_the_same(
+    watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why_equal(*_: object, **__: object) -> str:
+        raise PlanError("no such grid")
+
+    monkeypatch.setattr(steer_refuse, "why_equal", why_equal)
+    with pytest.raises(PlanError, match="no such grid"):
+        failslow.Coordinator(8)
+
+
+def test_a_larger_step_than_the_replicas_can_run_is_refused(watched: None) -> None:
+    coordinator = failslow.Coordinator(8, most=10)
+    assert coordinator.begin(0, 10).count == 10
+    coordinator.end()
+    with pytest.raises(PlanError, match="at most 10 each"):
+        coordinator.begin(1, 11)
