@@ -32,9 +32,9 @@ class Recorder:
             self._writer.append(decision, t=t)
         return decisions
 
-    def write(self, after_s: float, record: object) -> None:
+    def write(self, after_s: float, record: object, *, kind: str | None = None) -> None:
         """A record that is no event of the policy."""
-        self._writer.append(record, t=self._start_t + after_s)
+        self._writer.append(record, t=self._start_t + after_s, kind=kind)
 
     def due_s(self) -> float:
         due = self._policy.due_s()

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.decide.jobs import NOTHING_IGNORED, Shares, device, settings, verdict
+from tests.decide.jobs import NOTHING_IGNORED, Shares, device, facts, settings, verdict
 from tests.decide.journals import Recorder, live
+from tests.report.sample_restart import restarted
+from tests.report.sample_script import write
 
-from failslow.decide.events import Pace, Relieved
+from failslow.decide.events import Pace, Relieved, Tick
 from failslow.decide.incident import (
     Incident,
     Stretch,
@@ -22,12 +24,14 @@ from failslow.decide.incident import (
     read_incidents,
 )
 from failslow.decide.learned import History
-from failslow.decide.levels import Assessment
+from failslow.decide.levels import Assessment, LayoutPlanner
 from failslow.decide.policy import Policy
 from failslow.decide.replay import RecordedPlanner, compare, redecide, replay
 from failslow.decide.ski import Ladder
 from failslow.journal import JournalEntry, read_journal
 from failslow.records import (
+    Command,
+    CulpritPace,
     JobFacts,
     Outcome,
     Rung,
@@ -255,6 +259,57 @@ def test_other_settings_meet_the_same_events(tmp_path: Path) -> None:
     assert t == pytest.approx(1e9 + 20.0, abs=1e-3)
 
 
+def test_persons_orders_in_a_journal_are_followed_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    policy = Policy(Shares({"S2": 0.75, "S3": 0.9}), settings())
+    job = Recorder(path, policy)
+    made = job.at(0.0, Pace(episode="e1", slowdown=2.0, lost_s=0.0))
+    made += job.at(1.0, verdict(device(1)))
+    made += policy.update(Command(order="S3"), 1e9 + 1.5)
+    order = {"what": "act", "id": "9f3c", "order": "S3", "by": "ada"}
+    job.write(1.5, order, kind="action")
+    made += job.at(9.0, Outcome(episode="e1", level="S3", ok=True, cost_s=6.0))
+    assert [d.action for d in made] == ["obey"]
+    again = Policy(Shares({"S2": 0.75, "S3": 0.9}), settings())
+    assert [decision for _, decision in redecide(read_journal(path), again)] == made
+
+
+def test_correction_of_a_plan_is_decided_again_at_its_own_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    config = settings(relief_hold_s=10.0, allow_restart=False)
+    job = Recorder(path, Policy(LayoutPlanner(facts(), config), config))
+    made = job.at(0.0, Pace(episode="e1", slowdown=1.5, lost_s=0.0))
+    made += job.at(10.0, verdict(device(1, 1.5)))
+    made += job.at(10.0, Outcome(episode="e1", level="S2", ok=True, cost_s=0.002, slowdown=1.02))
+    made += job.at(20.0, CulpritPace(key="device rank 1", slowdown=3.0))
+    made += job.at(25.0, Tick())  # what was told of it has lasted, and is planned for
+    made += job.at(job.due_s(), Tick())
+    made += job.at(100.0, Outcome(episode="e1", level="S2", ok=True, cost_s=0.002))
+    assert [d.action for d in made] == ["escalate", "replan"]
+    told = [entry for entry in read_journal(path) if entry.kind != "decision"]
+    again = redecide(told, Policy(LayoutPlanner(facts(), config), config))
+    assert [decision for _, decision in again] == made
+
+
+def test_restore_is_decided_again_where_the_culprits_own_times_are_on_record(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    live(path)
+    kept = list(read_journal(path))
+    config = settings(relief_hold_s=20.0)
+    (incident,) = read_incidents(kept)
+    (result,) = compare([incident], ("ladder",), config=config)["ladder"]
+    assert [d.action for _, d in result.decisions] == ["escalate", "escalate", "restore"]
+    assert result.decisions[-1][0] == pytest.approx(420.0)
+
+    (blind,) = read_incidents([e for e in kept if not isinstance(e.record, CulpritPace)])
+    assert (blind.paced, blind.ended) == (False, True)
+    assert blind.duration_s == pytest.approx(420.0)  # when the recovery was believed
+    (result,) = compare([blind], ("ladder",), config=config)["ladder"]
+    assert [d.action for _, d in result.decisions] == ["escalate", "escalate"]
+
+
 def entries(*lines: tuple[float, object]) -> list[JournalEntry]:
     return [JournalEntry(t=t, kind="", record=record) for t, record in lines]
 
@@ -293,10 +348,31 @@ def test_restart_hides_how_long_the_fault_would_have_lasted(tmp_path: Path) -> N
     job = Recorder(path, Policy(Shares({"S4": 1.0}), settings(restart_cost_s=10.0)))
     job.at(0.0, Pace(episode="e1", slowdown=2.0, lost_s=0.0))
     job.at(30.0, verdict(device(1)))
-    job.at(640.0, Outcome(episode="e1", level="S4", ok=True, cost_s=610.0))
+    job.at(640.0, Outcome(episode="e1", level="S4", ok=True, cost_s=3.5))
     (incident,) = read_incidents(read_journal(path))
     assert (incident.duration_s, incident.ended) == (640.0, False)
-    assert incident.costs_s == {"S4": 610.0}
+    assert incident.costs_s == {}  # it was not seen to train again
+
+
+def test_restart_costs_what_passes_until_training_is_back(tmp_path: Path) -> None:
+    script = restarted()
+    (incident,) = read_incidents(read_journal(write(script, tmp_path / "pretrain7")))
+    # saved in 3.5 s, one iteration of the old workers, 40 s of nothing
+    assert incident.costs_s["S4"] == pytest.approx(3.5 + 0.18 + 40.0, abs=0.1)
+    assert incident.spent_s == pytest.approx(incident.costs_s["S4"])
+    config = settings(restart_cost_s=600.0)
+    found = compare([incident], ("restart", "recorded"), config=config)
+    assert found["restart"][0].spent_s == incident.costs_s["S4"]
+    assert found["recorded"][0].spent_s == incident.costs_s["S4"]
+
+
+def test_saving_alone_is_not_what_the_policy_takes_a_restart_to_cost() -> None:
+    policy = Policy(Shares({"S4": 1.0}), settings(restart_cost_s=10.0))
+    policy.update(Pace(episode="e1", slowdown=2.0, lost_s=0.0), 0.0)
+    (decision,) = policy.update(verdict(device(1)), 30.0)
+    assert decision.level == "S4"
+    policy.update(Outcome(episode="e1", level="S4", ok=True, cost_s=0.45), 31.0)
+    assert policy.costs.cost("S4") == (10.0, "estimate")
 
 
 def test_history_keeps_kinds_apart_and_knows_what_was_cut_short() -> None:

@@ -55,7 +55,7 @@ def test_json_has_each_decision_with_its_arithmetic(journal: Path) -> None:
     assert (fault["duration_s"], fault["slowdown"], fault["ended"]) == (400.0, 2.0, True)
     assert fault["culprits"] == ["device rank 1"]
     decisions = fault["policies"]["ladder"]["decisions"]
-    assert [d["level"] for d in decisions] == ["S2", "S3"]
+    assert [d["level"] for d in decisions] == ["S2", "S3", "S1"]
     assert decisions[0]["threshold_s"] == pytest.approx(0.4)
     total = found["totals"]["ladder"]
     assert total["total_s"] == pytest.approx(total["lost_s"] + total["spent_s"])
@@ -65,7 +65,7 @@ def test_json_has_each_decision_with_its_arithmetic(journal: Path) -> None:
 def test_costs_given_change_the_decisions(journal: Path) -> None:
     found = document(journal, "--policy", "ladder", "--cost", "S3=1000", "--cost", "S2=2")
     decisions = found["jobs"][0]["faults"][0]["policies"]["ladder"]["decisions"]
-    assert [(d["level"], d["threshold_s"]) for d in decisions] == [("S2", 2.0)]
+    assert [(d["level"], d["threshold_s"]) for d in decisions] == [("S2", 2.0), ("S1", None)]
 
 
 def test_history_moves_the_thresholds_of_the_learning_policy(journal: Path) -> None:
@@ -79,6 +79,18 @@ def test_decisions_are_told_on_demand(journal: Path) -> None:
     told = run(journal, "--decisions").stdout
     assert "ladder after" in told
     assert "is worth its 0.4 s" in told
+
+
+def test_journal_without_the_culprits_own_times_is_said_to_hide_restores(journal: Path) -> None:
+    told = "1 of the faults have no own times of their culprits"
+    assert told not in run(journal, "--policy", "ladder").stderr
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if '"kind":"culpritpace"' not in line]
+    assert len(kept) == len(lines) - 2
+    journal.write_text("".join(kept), encoding="utf-8")
+    result = run(journal, "--policy", "ladder")
+    assert result.exit_code == 0
+    assert told in " ".join(result.stderr.split())
 
 
 def test_observed_job_is_planned_for_once_its_layout_is_known(tmp_path: Path) -> None:

@@ -165,6 +165,12 @@ def replay(
         emit_view(replay_view(jobs, decisions=decisions))
         if any(not incident.kinds for job in jobs for incident in job.incidents):
             note("faults without a culprit can only be waited out")
+        blind = sum(i.kinds != () and not i.paced for job in jobs for i in job.incidents)
+        if blind:
+            note(
+                f"{blind} of the faults have no own times of their culprits (culpritpace) on "
+                "record: when the even split comes back cannot be reproduced for them"
+            )
 
 
 def _journal(path: Path) -> Path:

@@ -17,6 +17,12 @@ __all__ = ["RUNGS", "SLACK_S", "Account"]
 RUNGS: tuple[Rung, ...] = ("S1", "S2", "S3", "S4")
 SLACK_S = 1e-6
 """Times this close are equal: epoch seconds have a resolution of a quarter of it."""
+_SETTLES = 0.5
+"""Of `relief_hold_s`: so long a culprit must be another before the first correction of a plan
+follows it; all of it before any further one."""
+_DWELL = 4.0
+"""Times `relief_hold_s`: so long the first correction stands at least, the next one twice as long,
+and so on."""
 
 
 @dataclass(slots=True)
@@ -60,7 +66,15 @@ class Account:
     planned_for: tuple[str, ...] = ()
     """Culprits of the last plan."""
     acted_at_lost_s: float = 0.0
-    """What had been lost when the last plan was carried out."""
+    """What had been lost when the last plan was carried out..."""
+    acted_s: float = 0.0
+    """...when that was..."""
+    acted_for: tuple[str, ...] = ()
+    """...for which culprits..."""
+    corrections: int = 0
+    """...and how many plans for the same ones it has followed."""
+    shifting: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Culprits that are not as slow as planned for: how slow instead, and since when."""
     changed: bool = False
     """Assessments are out of date..."""
     others: bool = False
@@ -72,7 +86,8 @@ class Account:
     told: tuple[str, ...] | None = None
     """What the last "stay" rested on, so that it is said once."""
     manual: bool = False
-    ignored: bool = False
+    ignored: set[str] = field(default_factory=set)
+    """Culprits a person wants nothing done about; one found later is none of them."""
     resting_since: float | None = None
     """When the fault was over; None while it is on."""
 
@@ -91,6 +106,11 @@ class Account:
         """`Finding.key` of each."""
         return tuple(self.findings)
 
+    def blamed(self, level: Rung) -> tuple[str, ...]:
+        """Those something is done about: no host is left out for one that is to be ignored."""
+        wanted = tuple(key for key in self.findings if key not in self.ignored)
+        return wanted if level == "S4" and wanted else self.culprits
+
     @property
     def rested(self) -> bool:
         """The fault is over."""
@@ -99,7 +119,39 @@ class Account:
     @property
     def left_alone(self) -> bool:
         """Nothing more is to be done: a person said so, or all culprits look well already."""
-        return self.manual or self.ignored or self.findings.keys() <= self.well_since.keys()
+        return self.manual or self.findings.keys() <= self.well_since.keys() | self.ignored
+
+    @property
+    def outlived(self) -> bool:
+        """What was done was for a culprit that is well, too, and only ignored ones are left."""
+        others = set(self.acted_for) - self.findings.keys()
+        return bool(
+            others
+            and self.applied != "S1"
+            and not self.manual
+            and not self.findings.keys() <= self.well_since.keys()
+        )
+
+    @property
+    def replan_from_s(self) -> float | None:
+        """From when on there may be a new plan for the same culprits; None: not while one changes.
+
+        The first one rests on a rough measurement and is corrected soon, then ever more seldom.
+        """
+        if self.acted_for != self.culprits:
+            return self.now_s
+        if self.shifting:
+            return None
+        if not self.corrections:
+            return self.acted_s
+        dwell = _DWELL * 2.0 ** min(self.corrections - 1, 16)
+        return self.acted_s + self.config.relief_hold_s * dwell
+
+    def act(self, culprits: tuple[str, ...], *, again: bool) -> None:
+        """A plan for them was carried out; again: at the level there was."""
+        same = again and culprits == self.acted_for
+        self.corrections = self.corrections + 1 if same else 0
+        self.acted_s, self.acted_at_lost_s, self.acted_for = self.now_s, self.lost_s, culprits
 
     @property
     def loss_rate(self) -> float:
@@ -131,6 +183,7 @@ class Account:
         key = finding.key
         self.seen[key] = self.seen.get(key, 0) + 1
         self.well_since.pop(key, None)
+        self.shifting.pop(key, None)
         if key in self.recovered:
             self.recovered.discard(key)
             self.relapses += 1
@@ -142,9 +195,37 @@ class Account:
             return
         if slowdown <= self.config.relief_slowdown:
             self.well_since.setdefault(key, self.now_s)
-        elif slowdown >= self.config.min_slowdown:
+            self.shifting.pop(key, None)
+            return
+        is_slow = slowdown >= self.config.min_slowdown
+        if is_slow:
             self.well_since.pop(key, None)
+        if self.applied != "S1":
+            self._shift(key, slowdown)
+        elif is_slow:
             self._set(replace(self.findings[key], slowdown=slowdown))
+
+    def _shift(self, key: str, slowdown: float) -> None:
+        """A plan is in force: none follows a culprit that is on its way somewhere."""
+        band, known = self.config.min_gain, self.findings[key].slowdown
+        if abs(slowdown - known) <= band * known:
+            self.shifting.pop(key, None)
+            return
+        before = self.shifting.get(key, (0.0, 0.0))[0]
+        if abs(slowdown - before) > 2.0 * band * before:  # noise goes both ways
+            self.shifting[key] = (slowdown, self.now_s)
+
+    @property
+    def settle_s(self) -> float:
+        """How long a culprit must be as slow as it is to be planned for anew."""
+        return self.config.relief_hold_s * (1.0 if self.corrections else _SETTLES)
+
+    def settle(self) -> None:
+        """Believe what has lasted; a culprit of which nothing is told is as it was."""
+        for key, (slowdown, since_s) in list(self.shifting.items()):
+            if self.now_s - since_s >= self.settle_s - SLACK_S:
+                del self.shifting[key]
+                self._set(replace(self.findings[key], slowdown=slowdown))
 
     def _set(self, finding: Finding) -> None:
         known = self.findings.get(finding.key)
@@ -169,6 +250,8 @@ class Account:
         for key in keys:
             del self.findings[key]
             self.well_since.pop(key, None)
+            self.shifting.pop(key, None)
+            self.ignored.discard(key)
             self.recovered.add(key)
         self.changed = self.others = True
 
@@ -180,7 +263,7 @@ class Account:
         self.measured, self.left = True, None
         self.assessments, self.options, self.told = {}, (), None
         self.failures = {}
-        self.manual = self.ignored = False
+        self.manual, self.acted_for, self.corrections = False, (), 0
         self.resting_since = self.now_s
 
     def wake(self) -> None:

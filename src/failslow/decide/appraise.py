@@ -4,20 +4,40 @@ In: an `Account`, the planner's assessments, costs as known. Out: the options of
 the next level with the loss at which it is worth its cost:
 
     appraiser.look(account, in_force, evictions)
-    appraiser.escalate_at(account, in_force)            # ("S2", 1.0)
+    appraiser.ways(account, in_force)                   # [Way("escalate", "S2", 1.0, …)]
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 from failslow.config import DecideConfig
 from failslow.decide.account import RUNGS, SLACK_S, Account
 from failslow.decide.costs import CostBook
 from failslow.decide.learned import History, choose_theta
-from failslow.decide.levels import InForce, Outlook, Planner
+from failslow.decide.levels import Assessment, InForce, Outlook, Planner
 from failslow.decide.ski import Ladder
 from failslow.records import LevelOption, Rung
 
-__all__ = ["Appraiser"]
+__all__ = ["Appraiser", "Way"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A change that can be made, and when it is worth its cost."""
+
+    action: Literal["escalate", "replan"]
+    level: Rung
+    threshold_s: float
+    """It is worth it once so much was lost..."""
+    from_s: float
+    """...but not before this time."""
+
+    def is_due(self, account: Account) -> bool:
+        """Whether that is so now."""
+        lost_enough = account.lost_s >= self.threshold_s - SLACK_S
+        return lost_enough and account.now_s >= self.from_s - SLACK_S
 
 
 class Appraiser:
@@ -35,7 +55,7 @@ class Appraiser:
         due = (a.pays_from_s for a in account.assessments.values())
         if account.changed or any(pays_s is not None and pays_s <= horizon_s for pays_s in due):
             outlook = Outlook(topology_cost_s=self._costs.cost("S3")[0], horizon_s=horizon_s)
-            found = self.planner.assess(tuple(account.findings.values()), in_force, outlook)
+            found = self._assess(account, in_force, outlook)
             account.assessments = {assessment.level: assessment for assessment in found}
             account.changed = False
             undone = max((a.undone for a in found if a.undone is not None), default=None)
@@ -47,7 +67,28 @@ class Appraiser:
         if account.theta is None:
             account.theta = self._theta(account)
 
-    def escalate_at(self, account: Account, in_force: InForce) -> tuple[Rung, float] | None:
+    def _assess(
+        self, account: Account, in_force: InForce, outlook: Outlook
+    ) -> tuple[Assessment, ...]:
+        """Ignored culprits count, for no plan may give them more work; but they are not evicted."""
+        found = self.planner.assess(tuple(account.findings.values()), in_force, outlook)
+        wanted = tuple(f for key, f in account.findings.items() if key not in account.ignored)
+        if not wanted or len(wanted) == len(account.findings):
+            return found
+        again = self.planner.assess(wanted, in_force, outlook)
+        restart = [assessment for assessment in again if assessment.level == "S4"]
+        return (*(a for a in found if a.level != "S4"), *restart)
+
+    def ways(self, account: Account, in_force: InForce) -> list[Way]:
+        """What may be done next; the first that is due is to be done."""
+        found = []
+        if not account.left_alone or account.outlived:
+            found.append(self._replan(account, in_force))
+        if not account.left_alone:
+            found.append(self._escalate(account, in_force))
+        return [way for way in found if way is not None]
+
+    def _escalate(self, account: Account, in_force: InForce) -> Way | None:
         """The next level that can help, and the loss at which it is worth its cost."""
         if account.slowdown <= self._config.relief_slowdown:
             return None
@@ -60,7 +101,8 @@ class Appraiser:
                 and self._is_new(account, option.level, in_force)
                 and option.slowdown <= account.slowdown * (1.0 - self._config.min_gain)
             ):
-                return option.level, (account.theta or 1.0) * option.cost_s
+                threshold_s = (account.theta or 1.0) * option.cost_s
+                return Way("escalate", option.level, threshold_s, account.now_s)
         return None
 
     @staticmethod
@@ -74,17 +116,17 @@ class Appraiser:
             return plan.placement != in_force.placement
         return plan.microbatches != in_force.microbatches
 
-    def replan_at(self, account: Account, in_force: InForce) -> tuple[Rung, float] | None:
+    def _replan(self, account: Account, in_force: InForce) -> Way | None:
         """The present level with a better plan, and the loss at which that is worth its cost."""
         level = account.level
+        if account.applied != level:
+            return self._advise_again(account)
         assessment = account.assessments.get(level)
         plan = assessment.plan if assessment and assessment.applicable else None
         if assessment is None or plan is None or level == "S4":
             return None
-        if account.applied != level:
-            # advice that nobody carried out: said again when it is about others
-            return None if account.planned_for == account.culprits else (level, 0.0)
-        if assessment.now is None or self._experience(account, level):
+        from_s = account.replan_from_s
+        if assessment.now is None or from_s is None or self._experience(account, level):
             return None
         counts = plan.microbatches or in_force.microbatches
         placement = plan.placement or in_force.placement
@@ -93,8 +135,24 @@ class Appraiser:
         # both by the model, so that its errors are the same
         if plan.predicted_slowdown > assessment.now * (1.0 - self._config.min_gain):
             return None
-        threshold_s = (account.theta or 1.0) * self._costs.cost(level)[0]
-        return level, account.acted_at_lost_s + threshold_s
+        # one that costs milliseconds would follow every measurement
+        cost_s = max(self._costs.cost(level)[0], self._config.redistribute_cost_s)
+        threshold_s = account.acted_at_lost_s + (account.theta or 1.0) * cost_s
+        return Way("replan", level, threshold_s, from_s)
+
+    @staticmethod
+    def _advise_again(account: Account) -> Way | None:
+        """Advice that nobody carried out is given again when it is about others.
+
+        At the same level, or where that is closed for these culprits at the next below it.
+        """
+        if account.planned_for == account.culprits:
+            return None
+        least, most = RUNGS.index(account.applied), RUNGS.index(account.level)
+        for option in reversed(account.options[least + 1 : most + 1]):
+            if option.applicable and account.assessments[option.level].plan is not None:
+                return Way("replan", option.level, 0.0, account.now_s)
+        return None
 
     def promise(self, account: Account, level: Rung) -> float:
         """The slowdown `level` should leave, as plans for it have kept their promises."""
@@ -111,7 +169,7 @@ class Appraiser:
             reason = self._experience(account, level)
             reason = reason or ("nothing is planned" if assessment is None else assessment.reason)
             if level == "S4" and not reason:
-                reason = self._restart_obstacle(account, evictions)
+                reason = self.restart_barred(account, evictions) or self._unconfirmed(account)
         return LevelOption(
             level=level,
             applicable=not reason,
@@ -129,20 +187,25 @@ class Appraiser:
             return f"it failed {failures} times and is not tried again for these culprits"
         return self._costs.refusal(level)
 
-    def _restart_obstacle(self, account: Account, evictions: int) -> str:
-        """Why S4 is closed although it would help."""
+    def restart_barred(self, account: Account, evictions: int) -> str:
+        """Why nobody may order S4: started again by nobody, or of hosts that are too many."""
         config, plan = self._config, account.assessments["S4"].plan
         if not config.allow_restart:
-            return "restarting is not allowed: set allow_restart"
+            return "restarting is not allowed: failslow run --restarts sets allow_restart"
         hosts = len(plan.evict) if plan else 0
         if evictions + hosts > config.max_evictions:
             return (
                 f"{evictions} hosts were given up before and {hosts} more would exceed "
                 f"max_evictions ({config.max_evictions})"
             )
+        return ""
+
+    def _unconfirmed(self, account: Account) -> str:
+        """Why the policy waits with S4, though a person may order it."""
+        needed = self._config.confirmations
         for key in account.findings:
-            if account.seen[key] < config.confirmations:
-                return f"{account.seen[key]} of {config.confirmations} verdicts name {key}"
+            if account.seen[key] < needed and key not in account.ignored:
+                return f"{account.seen[key]} of {needed} verdicts name {key}"
         return ""
 
     def _theta(self, account: Account) -> float:

@@ -1,8 +1,8 @@
 """One fault as it was, so that other policies can be tried on it; read back from a journal.
 
-In: journal entries of kind episode, verdict, decision, outcome and culpritpace. Out: `Incident`s:
-when it began, how slow the job would have been had nothing been done, who was to blame, what the
-levels could do and cost, and what was really lost and spent.
+In: journal entries of kind episode, verdict, decision, outcome and culpritpace, and the iterations
+after a restart. Out: `Incident`s: when it began, how slow the job would have been had nothing been
+done, who was to blame, what the levels could do and cost, and what was really lost and spent.
 
     for incident in read_incidents(read_journal(path)):
         incident.duration_s, incident.ended, incident.stretches[0].slowdown
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from failslow.records import (
     JobFacts,
     Outcome,
     Rung,
+    StepSample,
     Verdict,
 )
 from failslow.stats.survival import SurvivalCurve
@@ -67,11 +68,13 @@ class Incident:
     levels: Mapping[Rung, Assessment] = field(default_factory=dict)
     """What the levels could do; measured where they were tried."""
     costs_s: Mapping[Rung, float] = field(default_factory=dict)
-    """Measured where they were tried."""
+    """Measured where they were tried; of S4 from the saving to the first iteration afterwards."""
     lost_s: float = 0.0
     """As recorded."""
     spent_s: float = 0.0
     """As recorded."""
+    paced: bool = False
+    """Its culprits' own times are on record, so it is known when they were well."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -124,6 +127,7 @@ class _Open:
     failed: dict[Rung, str] = field(default_factory=dict)
     lost_s: dict[str, float] = field(default_factory=dict)
     spent_s: float = 0.0
+    paced: bool = False
 
     def push(self, t: float) -> None:
         """The fault is another from `t` on."""
@@ -139,6 +143,16 @@ class _Open:
         )
 
 
+@dataclass(slots=True)
+class _Saved:
+    """A job that was saved to start again, until it trains."""
+
+    t: float
+    save_s: float
+    anew: bool = False
+    """Watching has begun anew: iterations before that are the old workers' last ones."""
+
+
 class _Reader:
     """Follows a journal; at most one fault is open."""
 
@@ -146,6 +160,8 @@ class _Reader:
         self._open: _Open | None = None
         self._found: list[Incident] = []
         self._last_t = 0.0
+        self._saved: _Saved | None = None
+        """By the S4 that ended the last fault found."""
 
     def take(self, entry: JournalEntry) -> None:
         record, t = entry.record, entry.t
@@ -153,6 +169,8 @@ class _Reader:
         if isinstance(record, Episode):
             self._episode(record, entry.tags, t)
             return
+        if self._saved is not None:
+            self._follow(self._saved, entry)
         fault = self._open
         if fault is None:
             return
@@ -161,12 +179,13 @@ class _Reader:
             if record.findings:
                 fault.push(t)
         elif isinstance(record, CulpritPace) and record.key in fault.findings:
+            fault.paced = True
             if record.slowdown <= _WELL:
                 fault.well_since.setdefault(record.key, t)
             else:
                 fault.well_since.pop(record.key, None)
         elif isinstance(record, Decision):
-            self._decision(record)
+            self._decision(record, t)
         elif isinstance(record, Outcome):
             self._outcome(record, t)
 
@@ -202,7 +221,21 @@ class _Reader:
             if fault.findings:
                 fault.push(t)
 
-    def _decision(self, record: Decision) -> None:
+    def _follow(self, saved: _Saved, entry: JournalEntry) -> None:
+        """When the job trains again, what the restart cost is known: most of it is no saving."""
+        record = entry.record
+        if isinstance(record, Mapping):
+            begins = record.get("what") == "controller" and record.get("event") == "started"
+            saved.anew = saved.anew or (begins and entry.t > saved.t)
+        elif isinstance(record, StepSample) and entry.rank is None and saved.anew:
+            after_s = entry.t - record.duration_s - saved.t
+            if after_s <= 0.0:
+                return
+            fault, self._saved = self._found[-1], None
+            costs_s = {**fault.costs_s, "S4": saved.save_s + after_s}
+            self._found[-1] = replace(fault, costs_s=costs_s, spent_s=fault.spent_s + after_s)
+
+    def _decision(self, record: Decision, t: float) -> None:
         fault = self._open
         assert fault is not None
         base = next((o.slowdown for o in record.options if o.level == "S1"), 1.0)
@@ -215,8 +248,9 @@ class _Reader:
                 reason="" if share > 0.0 else option.reason,
                 share=share,
             )
-        if record.action == "restore" and fault.well_since:
-            self._close(max(fault.well_since.values()), ended=True)
+        if record.action == "restore":
+            # without the culprits' own times on record: when their recovery was believed
+            self._close(max(fault.well_since.values(), default=t), ended=True)
 
     def _outcome(self, record: Outcome, t: float) -> None:
         fault = self._open
@@ -226,13 +260,14 @@ class _Reader:
             fault.failed[record.level] = record.error
             return
         fault.failed.pop(record.level, None)
-        if record.cost_s > 0.0:
+        if record.cost_s > 0.0 and record.level != "S4":
             fault.costs_s[record.level].append(record.cost_s)
         if record.slowdown is not None and record.level != "S1":
             fault.left[record.level] = record.slowdown
         fault.applied = record.level
         if record.level == "S4":
             self._close(t, ended=False)  # how long it would have lasted is not known
+            self._saved = _Saved(t=t, save_s=record.cost_s)
 
     def _close(self, t: float, *, ended: bool) -> None:
         fault, self._open = self._open, None
@@ -254,6 +289,7 @@ class _Reader:
                 costs_s={level: median(costs) for level, costs in fault.costs_s.items()},
                 lost_s=sum(fault.lost_s.values()),
                 spent_s=fault.spent_s,
+                paced=fault.paced,
             )
         )
 

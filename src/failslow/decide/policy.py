@@ -19,7 +19,7 @@ from typing import Literal
 
 from failslow.config import DecideConfig
 from failslow.decide.account import RUNGS, SLACK_S, Account
-from failslow.decide.appraise import Appraiser
+from failslow.decide.appraise import Appraiser, Way
 from failslow.decide.costs import CostBook
 from failslow.decide.events import Event, Pace, Relieved
 from failslow.decide.learned import History
@@ -136,20 +136,18 @@ class Policy:
         if account is None or account.rested or account.pending or self._config.mode == "observe":
             return None
         times = [since + account.hold_s for since in account.well_since.values()]
+        times += [since_s + account.settle_s for _, since_s in account.shifting.values()]
         times = [time for time in times if time > account.now_s]
         if not account.findings and account.applied != "S1":
             times.append(max(account.now_s, account.restore_s))
-        if not account.left_alone and account.loss_rate > 0.0:
-            pays_s = [a.pays_from_s for a in account.assessments.values()]
-            pay_times = [account.began_s + after_s for after_s in pays_s if after_s is not None]
-            times += [time for time in pay_times if time > account.now_s]
-            for wanted in (
-                self._appraiser.replan_at(account, self.in_force),
-                self._appraiser.escalate_at(account, self.in_force),
-            ):
-                if wanted is not None:
-                    wait_s = max(0.0, wanted[1] - account.lost_s) / account.loss_rate
-                    times.append(account.now_s + wait_s)
+        if account.loss_rate > 0.0:
+            if not account.left_alone:
+                pays_s = [a.pays_from_s for a in account.assessments.values()]
+                pay_times = [account.began_s + after_s for after_s in pays_s if after_s is not None]
+                times += [time for time in pay_times if time > account.now_s]
+            for way in self._appraiser.ways(account, self.in_force):
+                wait_s = max(0.0, way.threshold_s - account.lost_s) / account.loss_rate
+                times.append(max(account.now_s + wait_s, way.from_s))
         return min(times, default=None)
 
     def fit(self, planner: Planner) -> None:
@@ -226,14 +224,14 @@ class Policy:
         self._take(plan)
         if outcome.level in ("S1", "S4"):
             if outcome.level == "S4" and plan is not None:
-                self.costs.learn_cost("S4", outcome.cost_s)
+                # what it cost is not learned: this is the saving alone, most is lost afterwards
                 self.evictions += len(plan.evict)
                 self.in_force = self._planner.initial()
             account.rest()
             return
         self.costs.learn_cost(outcome.level, outcome.cost_s)
         account.level = account.applied = outcome.level
-        account.acted_at_lost_s = account.lost_s
+        account.act(decision.culprits, again=decision.action == "replan")
         account.slowdown = self._appraiser.promise(account, outcome.level)
         account.measured, account.left = False, None
         account.changed = True
@@ -251,23 +249,26 @@ class Policy:
         if account is None or account.rested or not account.findings:
             return []
         if command.order == "ignore":
-            account.ignored = True
+            account.ignored |= account.findings.keys()
             reason = f"{_names(account)} is left alone until it has recovered"
             return [self._decision(account, "obey", account.level, reason)]
         if command.order == "resume":
-            account.manual = account.ignored = False
-            account.told = None
+            account.manual, account.ignored, account.told = False, set(), None
+            account.changed = True
             said = self._decision(account, "obey", account.level, "automatic again")
             return [said, *self._consider()]
         self._appraiser.look(account, self.in_force, self.evictions)
         assessment = account.assessments.get(command.order)
         plan = assessment.plan if assessment else None
-        if account.pending or plan is None:
-            why = assessment.reason if assessment else "nothing is planned"
-            why = f"{account.level} is being carried out" if account.pending else why
+        why = assessment.reason if assessment else "nothing is planned"
+        if plan is not None:  # that it would not pay is for a person to know
+            barred = command.order == "S4"
+            why = self._appraiser.restart_barred(account, self.evictions) if barred else ""
+        why = f"{account.level} is being carried out" if account.pending else why
+        if why or plan is None:
             reason = f"{command.order} was asked for, but {why}"
             return [self._decision(account, "stay", account.level, reason)]
-        account.manual, account.ignored = True, False
+        account.manual = True
         reason = f"{command.order} was asked for"
         return [self._act(account, "obey", command.order, plan, reason, apply=True)]
 
@@ -282,20 +283,15 @@ class Policy:
             return self._restore(account)
         if well:
             account.forgive(well)
+        account.settle()
         if not account.findings:
             due = account.applied != "S1" and account.now_s >= account.restore_s - SLACK_S
             return self._restore(account) if due else []
         self._appraiser.look(account, self.in_force, self.evictions)
-        if account.left_alone:
-            return []
-        ways: tuple[tuple[Action, tuple[Rung, float] | None], ...] = (
-            ("replan", self._appraiser.replan_at(account, self.in_force)),
-            ("escalate", self._appraiser.escalate_at(account, self.in_force)),
-        )
-        for action, wanted in ways:
-            if wanted is not None and account.lost_s >= wanted[1] - SLACK_S:
-                return [self._go(account, action, *wanted)]
-        return self._stay(account)
+        for way in self._appraiser.ways(account, self.in_force):
+            if way.is_due(account):
+                return [self._go(account, way)]
+        return [] if account.left_alone else self._stay(account)
 
     def _restore(self, account: Account) -> list[Decision]:
         """Every culprit is well: the even split again."""
@@ -317,18 +313,19 @@ class Policy:
             account.rest()
         return [decision]
 
-    def _go(self, account: Account, action: Action, level: Rung, threshold_s: float) -> Decision:
+    def _go(self, account: Account, way: Way) -> Decision:
+        level, threshold_s = way.level, way.threshold_s
         plan = account.assessments[level].plan
         assert plan is not None
         option = account.options[RUNGS.index(level)]
         promise = self._appraiser.promise(account, level)
-        what = "a new plan" if action == "replan" else level
+        what = "a new plan" if way.action == "replan" else level
         reason = (
             f"{account.lost_s:.4g} s lost since onset reach the {threshold_s:.4g} s at which "
             f"{what} is worth its {option.cost_s:.4g} s ({option.cost_source}): "
             f"x{account.slowdown:.2f} now, x{promise:.2f} promised"
         )
-        return self._act(account, action, level, plan, reason, threshold_s=threshold_s)
+        return self._act(account, way.action, level, plan, reason, threshold_s=threshold_s)
 
     def _stay(self, account: Account) -> list[Decision]:
         """Said once: no level can help, and why."""
@@ -383,7 +380,7 @@ class Policy:
             from_level=account.level,
             mode=self._config.mode,
             apply=apply,
-            culprits=account.culprits,
+            culprits=account.blamed(level),
             lost_s=account.lost_s,
             threshold_s=threshold_s,
             spent_s=account.spent_s,

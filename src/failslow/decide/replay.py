@@ -7,15 +7,20 @@ In: `Incident`s, and which policy. Out: what each loses and spends, with the dec
 
 Under a level the job is as slow as the level leaves it: the measured value where the incident had
 one, else what was assessed. Actions cost their seconds and take no time from the fault; the even
-split that follows relief is free. All policies are given a verdict at the same moment.
+split that follows relief is free, and is decided on where the culprits' own times are on record.
+All policies are given a verdict at the same moment.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 from failslow.config import DecideConfig
 from failslow.decide.account import RUNGS
@@ -60,6 +65,7 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 _TRUST = 0.5
 """Of "learned" where the settings trust nothing."""
+_COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 _MOST_EVENTS = 100_000
 """A policy that decides more often than that on one fault is broken."""
 
@@ -138,9 +144,10 @@ def redecide(entries: Iterable[JournalEntry], policy: Policy) -> list[tuple[floa
     """
     made: list[tuple[float, Decision]] = []
     for entry in entries:
-        due_s = policy.due_s()
-        if due_s is not None and due_s <= entry.t:
+        told_s = -math.inf
+        while (due_s := policy.due_s()) is not None and told_s < due_s <= entry.t:
             made += [(due_s, decision) for decision in policy.update(Tick(), due_s)]
+            told_s = due_s
         event = _event(entry)
         if event is not None:
             made += [(entry.t, decision) for decision in policy.update(event, entry.t)]
@@ -158,6 +165,10 @@ def _event(entry: JournalEntry) -> Event | None:
         return Pace(episode=id, slowdown=max(1.0, slowdown), lost_s=record.lost_s)
     if isinstance(record, (Verdict, Outcome, CulpritPace, Command)):
         return record
+    if entry.kind == "action" and isinstance(record, Mapping) and record.get("what") == "act":
+        # a person's order as the controller writes it down
+        with suppress(ValidationError):
+            return _COMMAND.validate_python({"order": record.get("order")})
     return None
 
 
@@ -198,12 +209,24 @@ class _World:
             raise PlanError(
                 f"{name} decided {_MOST_EVENTS:,} times about fault {self._incident.id}"
             )
+        if self._incident.ended and self._incident.paced:
+            self._recover()
         return Replayed(
             policy=name,
             lost_s=self._lost_s,
             spent_s=self._spent_s,
             decisions=tuple(self._decisions),
         )
+
+    def _recover(self) -> None:
+        """The culprits are well from now on; nothing is lost any more until that is believed."""
+        self._stretch = Stretch(after_s=self._now_s, slowdown=1.0)
+        for key in dict.fromkeys(f.key for s in self._incident.stretches for f in s.findings):
+            self._tell(CulpritPace(key=key, slowdown=1.0))
+        due_s = self._policy.due_s()
+        if due_s is not None:
+            self._now_s = due_s
+            self._tell(Tick())
 
     def _begin(self, stretch: Stretch) -> None:
         self._stretch = stretch
@@ -229,7 +252,7 @@ class _World:
 
     def _carry_out(self, decision: Decision) -> Outcome:
         self._level = decision.level
-        cost_s = self._costs_s(decision.level)
+        cost_s = 0.0 if decision.level == "S1" else self._costs_s(decision.level)
         self._spent_s += cost_s
         return Outcome(
             episode=self._incident.id,
