@@ -11,7 +11,8 @@ from tests.runtime.scripted import Scripted
 
 from failslow.config import DecideConfig, LocalizeConfig
 from failslow.localize.script import WorkerPlace
-from failslow.pipeline import Order, Report
+from failslow.pipeline import Order, Report, Write
+from failslow.pipeline.remedy import Remedy
 from failslow.records import CallCell, RankProfile
 
 RANKS = range(4)
@@ -359,3 +360,93 @@ def test_a_new_controller_keeps_to_the_budget_of_pauses() -> None:
     refused = [entry.record["reason"] for entry in job.said("validation")][2:]
     assert refused
     assert all("pauses_per_hour" in reason for reason in refused)
+
+
+def test_a_fault_something_is_done_about_is_looked_at_again_without_its_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = inquired(recheck_s=10.0)
+    job.story()
+    monkeypatch.setattr(Remedy, "holding", property(lambda _: True))
+    job.run = 1  # the program has changed
+    job.iterate(30, HEALTHY_S, slow=1.4, culprit=2)
+    assert job.events()[-1][0] == "abandoned"
+    count = len(job.said("verdict"))
+    job.iterate(200, HEALTHY_S, slow=1.4, culprit=2)
+    assert len(job.said("verdict")) > count
+    assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(2,)]
+    job.slow = 1.0  # it is well
+    job.iterate(400, HEALTHY_S, slow=1.4)
+    assert "device rank 2" in job.said("verdict")[-1].record.well
+    count = len(job.said("validation"))
+    monkeypatch.setattr(Remedy, "holding", property(lambda _: False))
+    job.iterate(800, HEALTHY_S, slow=1.4)
+    assert len(job.said("validation")) == count
+
+
+def test_a_suspicion_that_is_cleared_gives_way_to_the_fault_that_is_still_mitigated() -> None:
+    job = inquired(recheck_s=10.0)
+    job.story()
+    inquiry = job.pipeline.inquiry
+    abandoned = Write(kind="episode", record=None, t=job.now_s, tags={"event": "abandoned"})
+    inquiry.note(abandoned, job.now_s, holding=True)
+    about = {"id": "e9", "first_t": job.now_s, "slowdown": 1.3, "baseline_s": 0.1}
+    for event in ("suspected", "cleared"):
+        record = {"event": event} | about
+        inquiry.note(Write(kind="suspicion", record=record, t=job.now_s), job.now_s, holding=True)
+    out = inquiry.tick(job.now_s + 60.0, holding=True)
+    assert "pause" in {order.topic for order in out if isinstance(order, Order)}
+
+
+def noted(job: Inquired, event: str, slowdown: float = 1.3) -> None:
+    """A turn of the detector while something is done about the fault of the story."""
+    record: Any = {"event": event, "id": "e9", "first_t": job.now_s, "slowdown": slowdown}
+    write = Write(kind="suspicion", record=record | {"baseline_s": 0.1}, t=job.now_s)
+    if event == "level":
+        (onset,) = job.said("episode")[:1]
+        tags = {"event": "level", "slowdown_now": slowdown}
+        write = Write(kind="episode", record=onset.record, t=job.now_s, tags=tags)
+    if job.pipeline.inquiry.note(write, job.now_s, holding=True):
+        job.profile("suspicion", job.slow)
+
+
+def test_a_suspicion_that_is_cleared_leaves_the_case_of_an_episode_that_is_held() -> None:
+    job = inquired(recheck_s=10.0)
+    job.story()
+    noted(job, "suspected")
+    noted(job, "cleared")
+    out = job.pipeline.inquiry.tick(job.now_s + 60.0, holding=True)
+    assert "pause" in {order.topic for order in out if isinstance(order, Order)}
+
+
+def test_a_second_fault_in_an_episode_that_is_held_is_put_to_the_proof() -> None:
+    job = inquired(recheck_s=600.0)
+    job.story()
+    noted(job, "suspected")
+    out = job.pipeline.inquiry.tick(job.now_s + 30.0, holding=True)
+    assert "pause" not in {order.topic for order in out if isinstance(order, Order)}
+    noted(job, "level")
+    out = job.pipeline.inquiry.tick(job.now_s + 30.0, holding=True)
+    assert "pause" in {order.topic for order in out if isinstance(order, Order)}
+
+
+def test_a_healthy_profile_of_slow_times_is_none() -> None:
+    job = inquired()
+    job.story()
+    before = list(job.pipeline.inquiry.healthy)
+    job.profile("healthy", 1.6)  # a new agent makes one of its own accord
+    assert list(job.pipeline.inquiry.healthy) == before
+    assert before
+
+
+def test_a_fault_that_could_not_be_put_to_the_proof_at_first_is_later() -> None:
+    job = inquired(reference=False)
+    job.refuses = "six pauses in the last hour"
+    job.story()
+    job.iterate(3000, HEALTHY_S, slow=1.4, culprit=2)
+    failed = [entry.record["ok"] for entry in job.said("validation")]
+    assert failed.count(False) >= 6
+    assert not any(failed)
+    job.refuses = ""
+    job.iterate(6000, HEALTHY_S, slow=1.4, culprit=2)
+    assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(2,)]

@@ -36,7 +36,8 @@ class Steered(Scripted):
         self.read = len(self.out)
         super().begin(launch, entries)
         if first:
-            self.counts, self.placement = EVEN, (0, 1, 2, 3)
+            self.counts: tuple[int, ...] = EVEN
+            self.placement: tuple[int, ...] = (0, 1, 2, 3)
             self.slow = [1.0] * 4
             self.orders: list[Order] = []
             self.restarts: list[Order] = []

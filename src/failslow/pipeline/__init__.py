@@ -17,12 +17,17 @@ In: `WorkerSamples`, `AgentBeat`s, `Report`s, `BusReport`s and `Tick`s, each wit
     {"t":…,"kind":"action","what":"ordered","id":3,"level":"S2","episode":"e1745735301","plan":{…}}
     {"t":…,"kind":"outcome","id":3,…fields of `Outcome`…}; without an id: not answered, or measured
     {"t":…,"kind":"action","what":"standing","microbatches":[9,5,9,9],"placement":[0,1,2,3],
-     "next_id":4}
+     "next_id":4}; "anew": the workers were started again, no order before it counts
+    {"t":…,"kind":"culpritpace","key":"device rank 2","slowdown":1.97}
+    {"t":…,"kind":"action","what":"pace","episode":"e1745735301","slowdown":1.1,"lost_s":31.2}
 
 A step without a rank is the job's, one line an iteration. A worker's line sums up its iterations
 since the one before (`iterations` of them), one a second or less often. A suspicion's id is that
-of the episode it may become; an onset with the id of an episode that ended reopens it. A health
-trouble (what, node, rank) begins with `ok` false and ends with `ok` true; `what` is one of
+of the episode it may become; an onset with the id of an episode that ended reopens it. What the
+policy goes by while something is done about a fault is told as it changes: each culprit's own pace,
+and the job's, which for a while is not that of the episode's level.
+
+A health trouble (what, node, rank) begins with `ok` false and ends with `ok` true; `what` is one of
 controller, bus, agent, worker, job, ring, tracker, coverage, token, clock, messages. The controller
 says it is alive every ten seconds; with that, every minute or less often, it repeats what is in
 force and the job's facts, for a controller that goes on reads the journal's end only.

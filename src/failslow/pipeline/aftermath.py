@@ -44,6 +44,10 @@ class Aftermath:
         if outcome.ok:
             self._level_then = self._level if is_change else None
 
+    def forget(self) -> None:
+        """The episode is not followed further: what is measured of the job is of no plan."""
+        self._left = self._after_s = None
+
     def take(
         self, duration_s: float, level: float, *, healthy_s: float | None, waits: bool = False
     ) -> float | None:

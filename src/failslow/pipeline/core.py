@@ -156,14 +156,16 @@ class Pipeline:
     # -- events ------------------------------------------------------------------------------------
 
     def _samples(self, event: WorkerSamples, now_s: float) -> list[Instruction]:
+        starts = self.series.starts
         worker, fresh = self.series.add(event, now_s)
+        out = self.remedy.restarted(now_s) if self.series.starts > starts else []
         summary = self._summaries.setdefault(event.rank, _Summary())
         healthy = not self._detector.suspected and not self.remedy.holding
         for sample in fresh:
             summary.take(sample)
             if healthy:
                 worker.healthy.append(sample)
-        out = self._close(now_s)
+        out += self._close(now_s)
         if fresh and now_s >= summary.due_s:
             out += self._worker_record(worker, now_s)
         return out
@@ -203,6 +205,10 @@ class Pipeline:
         foreign, self._foreign = self._foreign, step.sample.foreign_calls > 0
         if self._foreign and not foreign and step.run is None:
             return []  # it holds an evaluation or a checkpoint, and says so itself
+        if step.run is not None and step.run.config_changed:
+            for worker in self.series.workers.values():
+                worker.healthy.clear()
+            self.remedy.changed()
         events = self._detector.update(step.sample, step.run)
         self._episodes.held = self.remedy.holding
         said = self._episodes.take(step, events, self._culprits)
@@ -214,9 +220,9 @@ class Pipeline:
         for instruction in said:
             if not isinstance(instruction, Write):
                 continue
-            out += self.inquiry.note(instruction, now_s)
+            out += self.inquiry.note(instruction, now_s, holding=self.remedy.holding)
             if instruction.event in ("suspected", "onset") and not self.remedy.holding:
-                self.remedy.healthy(self.inquiry.healthy)
+                self.remedy.healthy(self.inquiry.healthy, again=instruction.event == "onset")
             elif instruction.event in ("relief", "abandoned"):
                 out += self.remedy.relieved(
                     str(instruction.tags["id"]),
@@ -224,7 +230,7 @@ class Pipeline:
                     now_s,
                     abandoned=instruction.event == "abandoned",
                 )
-        if self._episodes.active:
+        if self._episodes.active or self.remedy.holding:
             out += self.remedy.pace(
                 step,
                 episode=self._episodes.active,

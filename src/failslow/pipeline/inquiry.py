@@ -26,15 +26,13 @@ from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
 from failslow.localize.profile_wire import read_profile_body
-from failslow.pipeline.case import PROFILE_LIMIT_S, Case
+from failslow.pipeline.case import Case, opened, profile_order
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.wording import described, proved
 from failslow.records import Diagnosis, RankProfile, SteerMode, Verdict
 
 __all__ = ["Inquiry"]
 
-_PROFILE_S = 3.0
-_PROFILE_ITERATIONS = 8
 _TELEMETRY_S = 2.0
 """How long a verdict waits for what the nodes' samplers saw."""
 _BEFORE_S, _AFTER_S = 120.0, 5.0
@@ -44,7 +42,8 @@ _MAX_RECHECK_S = 600.0
 _EMPTY = 3
 """Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
 _EMPTY_AGAIN_S = 10.0
-_HEALTHY_AFTER_S, _HEALTHY_AGAIN_S, _HEALTHY_ITERATIONS = 5.0, 60.0, 20
+_WELL = 1.05
+_HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
 """Healthy profiles that a suspicion came before: how long after it they are asked for."""
 _JOURNALED = 1024
 """Profiles of more ranks than this are not all written down."""
@@ -75,6 +74,8 @@ class Inquiry:
         self._why = ""
         """What the pause that is on is for: "reference" or "suspects"."""
         self._case: Case | None = None
+        self._kept: Case | None = None
+        """The case before it, if something is still done about that one."""
         self._healthy: dict[int, RankProfile] = {}
         self._start: Diagnosis | None = None
         """Who calls late in healthy times: slow from the start."""
@@ -98,37 +99,40 @@ class Inquiry:
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def note(self, write: Write, now_s: float) -> list[Instruction]:
-        """A suspicion or an episode has taken a turn."""
-        event = write.event
+    def note(self, write: Write, now_s: float, *, holding: bool = False) -> list[Instruction]:
+        """A suspicion or an episode has taken a turn. holding: something is done about a fault."""
+        event, case = write.event, self._case
         if event == "suspected":
-            record = write.record
-            self._case = Case(record["id"], record["first_t"], record["slowdown"])
-            self._case.iteration_s = record["slowdown"] * record["baseline_s"]
-            return self._ask(self._case, now_s)
+            if case is not None and (case.kept or case.confirmed):
+                self._kept = case  # of a fault that something is done about
+            self._case = opened(write)
+            return [self._case.ask(now_s)]
         if event == "cleared":
-            if self._case is not None and not self._case.confirmed:
-                self._case = None
+            if case is not None and not case.confirmed:
+                self._case, self._kept = self._kept, None
             self._healthy_due_s = now_s + _HEALTHY_AFTER_S
         elif event == "onset":
-            tags = write.tags
-            if self._case is None or self._case.id != tags["id"]:
-                self._case = Case(tags["id"], tags["start_t"], write.record.slowdown)
-                self._case.confirmed = True
-                self._case.iteration_s = write.record.slowdown * write.record.baseline_s
-                return self._ask(self._case, now_s)
-            self._case.confirmed, self._case.slowdown = True, write.record.slowdown
-            self._case.due_s = now_s
+            self._kept = None
+            if case is None or case.id != write.tags["id"]:
+                self._case = opened(write)
+                return [self._case.ask(now_s)]
+            case.confirmed, case.slowdown = True, write.record.slowdown
+            case.due_s = now_s
         elif event == "level" and self._case is not None:
+            if not self._case.confirmed and write.tags["slowdown_now"] > _WELL:
+                self._case.confirmed, self._case.due_s, self._kept = True, now_s, None
             # deeper: there may be another one
             slower = write.tags["slowdown_now"] > self._case.slowdown
             self._case.slowdown = write.tags["slowdown_now"]
             self._case.iteration_s = self._case.slowdown * write.record.baseline_s
             if slower:
                 self._case.empty = 0
-                return self._ask(self._case, now_s)
+                return [self._case.ask(now_s)]
         elif event in ("relief", "abandoned"):
-            self._case = None
+            if case is not None and case.confirmed and holding:
+                case.kept, case.asked_s = True, None  # profiles now are of something else
+            else:
+                self._case = None
             self._healthy_due_s = now_s + _HEALTHY_AFTER_S
         return []
 
@@ -150,6 +154,10 @@ class Inquiry:
             gone = self._taking_part - set(self._ranks())
             bodies = self._lead.lost(gone, now_s) if gone else []
             out += self._led([*bodies, *self._lead.tick(now_s)], now_s)
+        if not holding:  # what was done is taken back
+            self._kept = None
+            if self._case is not None and self._case.kept:
+                self._case = None
         case = self._case
         if case is None:
             out += self._ask_healthy(now_s)
@@ -179,16 +187,6 @@ class Inquiry:
 
     # -- profiles ----------------------------------------------------------------------------------
 
-    def _ask(self, case: Case, now_s: float) -> list[Instruction]:
-        case.asked_s, case.profiles = now_s, {}
-        body = {
-            "why": "suspicion",
-            "for_s": _PROFILE_S,
-            "min_iterations": _PROFILE_ITERATIONS,
-            "limit_s": case.collect_s,
-        }
-        return [Order(topic="profile", body=body)]
-
     def _ask_healthy(self, now_s: float) -> list[Instruction]:
         """Agents make healthy profiles by themselves, unless a suspicion came first."""
         if self._healthy_due_s is None or now_s < self._healthy_due_s:
@@ -197,13 +195,7 @@ class Inquiry:
             self._healthy_due_s = None
             return []
         self._healthy_due_s = now_s + _HEALTHY_AGAIN_S
-        body = {
-            "why": "healthy",
-            "for_s": _PROFILE_S,
-            "min_iterations": _HEALTHY_ITERATIONS,
-            "limit_s": PROFILE_LIMIT_S,
-        }
-        return [Order(topic="profile", body=body)]
+        return [profile_order("healthy")]
 
     def _profile(self, event: Report, now_s: float) -> list[Instruction]:
         try:
@@ -211,7 +203,8 @@ class Inquiry:
         except ValueError as error:
             return [Say(f"a profile of node {event.node} makes no sense: {error}")]
         if event.body.get("why") == "healthy":
-            return self._first_look(profile, now_s)
+            # a new agent makes one by itself, of whatever times these are
+            return [] if self._case is not None else self._first_look(profile, now_s)
         case = self._case
         if case is None or case.asked_s is None:
             return []
@@ -271,7 +264,7 @@ class Inquiry:
             if case.empty >= _EMPTY:
                 return []
             if case.diagnosis is case.judged:
-                return self._ask(case, now_s)
+                return [case.ask(now_s)]
         diagnosis = case.diagnosis
         stages = script.plan(diagnosis, self._places(), self._settings())
         if not stages:
@@ -350,7 +343,7 @@ class Inquiry:
             case.failures += 1
             if case.failures < _RETRIES:
                 case.due_s = now_s + _RETRY_S * 2 ** (case.failures - 1)
-            elif case.recheck_s:  # it was paused before: the hour's pauses may be spent
+            else:  # the hour's pauses may be spent, by a fault before this one
                 case.due_s = now_s + _MAX_RECHECK_S
         return [Say(f"training was not paused for the {why}: {reason}")]
 

@@ -1,6 +1,7 @@
-"""One order to the job's Coordinator: how long its answer may take, and what is to follow from it.
+"""Orders to the job's Coordinator: how long an answer may take, and what is to follow from it.
 
-In: a `Decision`, its culprits. Out: what must be known once the answer comes, however late:
+In: a `Decision`, its culprits. Out: what must be known once the answer comes, however late, and
+the lines of the journal, the letters:
 
     Ordered(number=3, decision=decision, asked_s=…, limit_s=61.2, nodes=("gpu-3",), why="…")
 """
@@ -8,12 +9,23 @@ In: a `Decision`, its culprits. Out: what must be known once the answer comes, h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from failslow.pipeline.messages import Instruction, Order, Say, Write
 from failslow.pipeline.series import Worker
-from failslow.records import Decision, Finding, Rung
+from failslow.records import Decision, Finding, Outcome, Rung
 
-__all__ = ["Ordered", "answer_limit_s", "nodes_of", "said"]
+__all__ = [
+    "Ordered",
+    "answer_limit_s",
+    "failed",
+    "given",
+    "nodes_of",
+    "ordered_before",
+    "restart",
+    "said",
+]
 
 _ANSWER_S: Mapping[Rung, float] = {"S1": 60.0, "S2": 60.0, "S3": 420.0, "S4": 1800.0}
 """A move may take 300 s, the checkpoint of a large model many minutes..."""
@@ -34,6 +46,8 @@ class Ordered:
     nodes: tuple[str, ...] = ()
     """S4: where they are."""
     why: str = ""
+    apart: bool = False
+    """The policy knows nothing of it: it takes back what an earlier controller left."""
 
     def is_overdue(self, now_s: float) -> bool:
         """The answer should be here."""
@@ -49,7 +63,59 @@ def nodes_of(findings: Iterable[Finding], workers: Mapping[int, Worker]) -> tupl
     """Where the culprits are: of a link its sending end, or the one that receives slowly from
     everybody."""
     ranks = {rank for finding in findings for rank in finding.ranks or finding.peer_ranks}
-    return tuple(sorted({workers[rank].node for rank in ranks & workers.keys()}))
+    return tuple(sorted({workers[rank].node for rank in ranks & workers.keys()} - {""}))
+
+
+def ordered_before(
+    unanswered: Mapping[int, tuple[Decision, Mapping[str, Any]]], now_s: float
+) -> dict[int, Ordered]:
+    """Orders of an earlier controller that may be answered yet, by number; their journal lines."""
+    return {
+        number: Ordered(
+            number=number,
+            decision=decision,
+            asked_s=now_s,
+            limit_s=0.0,
+            nodes=tuple(map(str, line.get("nodes", ()))),
+            why=str(line.get("why", "")),
+        )
+        for number, (decision, line) in unanswered.items()
+    }
+
+
+def given(ordered: Ordered, now_s: float) -> list[Instruction]:
+    """The order itself."""
+    decision = ordered.decision
+    assert decision.plan is not None
+    body = {"id": ordered.number, "level": decision.level, "episode": decision.episode}
+    record: dict[str, Any] = {"what": "ordered", **body, "plan": decision.plan}
+    if decision.level == "S4":
+        record |= {"nodes": ordered.nodes, "why": ordered.why}
+    return [
+        Write(kind="action", record=record, t=now_s),
+        Order(topic="steer", body=body | {"plan": asdict(decision.plan)}),
+    ]
+
+
+def failed(decision: Decision, error: str) -> Outcome:
+    """It was not carried out."""
+    return Outcome(
+        episode=decision.episode, level=decision.level, ok=False, cost_s=0.0, error=error
+    )
+
+
+def restart(ordered: Ordered, now_s: float) -> list[Instruction]:
+    """The job was saved: have it started again without the culprits' nodes."""
+    body = {
+        "id": f"{ordered.decision.episode}-{ordered.number}",
+        "evict": list(ordered.nodes),
+        "why": ordered.why,
+    }
+    return [
+        Write(kind="action", record={"what": "restart", **body}, t=now_s),
+        Order(topic="restart", body=body),
+        Say(f"the job is saved and starts again without {', '.join(ordered.nodes)}"),
+    ]
 
 
 def said(decision: Decision) -> str:

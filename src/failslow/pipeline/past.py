@@ -107,6 +107,8 @@ class Past:
 
     def _act(self, record: Mapping[str, Any]) -> None:
         if record.get("what") == "standing":
+            if record.get("anew"):  # the workers were started again
+                self.begin_anew()
             self.microbatches = tuple(record.get("microbatches", ()))
             self.placement = tuple(record.get("placement", ()))
             self.next_id = max(self.next_id, int(record.get("next_id", 1)))

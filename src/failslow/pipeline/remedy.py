@@ -12,14 +12,10 @@ the culprit's own time decides (`CulpritPace`), never the job's.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
-from statistics import median
+from dataclasses import asdict, replace
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from failslow.config import DecideConfig
 from failslow.decide import Event as PolicyEvent
@@ -27,18 +23,30 @@ from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
 from failslow.errors import PlanError
 from failslow.localize.calibrate import calibrate
 from failslow.pipeline.aftermath import SETTLE, Aftermath
-from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
-from failslow.pipeline.orders import Ordered, answer_limit_s, nodes_of, said
+from failslow.pipeline.desk import Desk
+from failslow.pipeline.letters import LetterError, read_command, read_facts, read_outcome
+from failslow.pipeline.messages import Instruction, Report, Say, Write
+from failslow.pipeline.orders import (
+    Ordered,
+    answer_limit_s,
+    failed,
+    given,
+    nodes_of,
+    ordered_before,
+    restart,
+    said,
+)
+from failslow.pipeline.own import OWN, OwnTimes
+from failslow.pipeline.paces import Paces
 from failslow.pipeline.past import Past
 from failslow.pipeline.series import JobStep, Worker
+from failslow.pipeline.takeback import even_again, left_by
 from failslow.records import (
-    Command,
     CulpritPace,
     Decision,
     Finding,
     JobFacts,
     Outcome,
-    Plan,
     RankProfile,
     Verdict,
 )
@@ -49,17 +57,6 @@ _PACE_EVERY_S = 0.5
 _STANDING_S = 60.0
 _STANDING_RANKS_PER_S = 50
 """How often what must not be lost is repeated in the journal: the facts of a large job are long."""
-_MOST_UNANSWERED = 64
-_OWN = 5
-"""Iterations whose median is a worker's own time now."""
-_PACES = 3
-"""Last letters of a worker about its pace that count: one comes every second."""
-_PACES_KEPT = 64
-"""Letters that tell of healthy times. Where an iteration takes seconds, those since the onset are
-among them when the suspicion begins: their lower quartile is healthy all the same."""
-_FACTS: TypeAdapter[JobFacts] = TypeAdapter(JobFacts)
-_OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
-_COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 
 
 class Remedy:
@@ -71,30 +68,23 @@ class Remedy:
         self.facts: JobFacts | None = None
         self._initial = InForce()
         self._policy = self._make_policy(None, 0)
-        self._asked: Ordered | None = None
-        """The order that is being carried out."""
-        self._unanswered: dict[int, Ordered] = {}
-        """Those before it that were given up, by their ids: they may be carried out yet."""
-        self._settled = 0
-        """The latest order that was carried out: what is in force is not of one before it."""
-        self._next_id = 1
+        self._desk = Desk()
         self._step_s = 0.0
         """What an iteration takes."""
         self._standing_s: float | None = None
         self._findings: dict[str, Finding] = {}
-        self._own_s: dict[int, float] = {}
-        """Healthy own seconds per iteration of each worker, with the even split."""
-        self._microbatch_s: dict[int, deque[float]] = {}
-        """Seconds a micro-batch took it lately, as each worker tells..."""
-        self._healthy_microbatch_s: dict[int, float] = {}
-        """...and told in healthy times."""
+        """The policy's culprits, and some it may have forgiven."""
+        self._own = OwnTimes(workers)
+        self._paces = Paces(config)
         self._paced_s = -1.0
+        self._paced: tuple[str, float] | None = None
+        """The episode and the slowdown told to the policy last."""
         self._aftermath = Aftermath()
 
     @property
     def holding(self) -> bool:
         """Something is done about a fault: job time says nothing of its culprits."""
-        return self._policy.applied != "S1" or self._asked is not None
+        return self._policy.applied != "S1" or self._desk.busy
 
     @property
     def evictions(self) -> int:
@@ -112,7 +102,8 @@ class Remedy:
         culprits it was for are not known here: if they are still slow they are found again.
         Workers that changed places stay where they are, unless they were started again since.
         """
-        self._next_id = max(self._next_id, past.next_id)
+        desk = self._desk
+        desk.next_id = max(desk.next_id, past.next_id)
         if past.facts is None:
             return []
         with suppress(PlanError):
@@ -122,24 +113,11 @@ class Remedy:
         even, at_start = self._initial.microbatches, self._initial.placement
         placement = at_start if past.ended else past.placement or at_start
         self._policy.in_force = InForce(microbatches=even, placement=placement)
-        splits = [past.microbatches]
-        for number, (decision, line) in past.unanswered.items():
-            splits.append(decision.plan.microbatches if decision.plan is not None else ())
-            if not past.ended:
-                self._unanswered[number] = Ordered(
-                    number=number,
-                    decision=decision,
-                    asked_s=now_s,
-                    limit_s=0.0,
-                    nodes=tuple(map(str, line.get("nodes", ()))),
-                    why=str(line.get("why", "")),
-                )
-        if all(split in ((), even) for split in splits):
-            return []
-        number, self._next_id = self._next_id, self._next_id + 1
-        back = Plan(level="S1", predicted_slowdown=1.0, microbatches=even)
-        body = {"id": number, "level": "S1", "episode": "", "plan": asdict(back)}
-        return [Order(topic="steer", body=body), Say("the even split is restored")]
+        if past.ended:
+            return []  # workers that are started again begin with the even split
+        desk.unanswered = ordered_before(past.unanswered, now_s)
+        desk.back = left_by(past, even, self._config.mode)
+        return [] if desk.back is None else self._told([desk.back.order()], now_s)
 
     def standing(self, now_s: float) -> list[Instruction]:
         """Now and then: what one that goes on must know, which only reads the journal's end."""
@@ -150,11 +128,13 @@ class Remedy:
         self._standing_s = now_s
         if facts is None:
             return []
-        record = {"what": "standing", **asdict(force), "next_id": self._next_id}
-        return [
-            Write(kind="jobfacts", record=facts, t=now_s),
-            Write(kind="action", record=record, t=now_s),
-        ]
+        return [Write(kind="jobfacts", record=facts, t=now_s), self._stands(now_s)]
+
+    def _stands(self, now_s: float, **more: Any) -> Write:
+        """What is in force."""
+        about = {"next_id": self._desk.next_id} | more
+        record = {"what": "standing", **asdict(self._policy.in_force), **about}
+        return Write(kind="action", record=record, t=now_s)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -167,93 +147,120 @@ class Remedy:
             return [Say(f"node {event.node} cannot be told to restart: {error}")] if error else []
         try:
             if event.topic == "act":
-                return self._decide(_COMMAND.validate_python({"order": body.get("order")}), now_s)
+                return self._decide(read_command(body), now_s)
             if what == "facts":
-                return self._learn_facts(_FACTS.validate_python(_known(body, JobFacts)), now_s)
+                return self._learn_facts(read_facts(body), now_s)
             if what == "pace":
-                self._take_pace(body)
+                self._own.tell(int(body["rank"]), float(body["microbatch_s"]))
             if what == "outcome":
-                number = body.pop("id", None)
-                return self._answer(number, _OUTCOME.validate_python(_known(body, Outcome)), now_s)
-        except (ValidationError, PlanError, KeyError, TypeError, ValueError) as error:
+                return self._answer(body.pop("id", None), read_outcome(body), now_s)
+        except (LetterError, PlanError, KeyError, TypeError, ValueError) as error:
             first = str(error).splitlines()[0]
             return [Say(f"a letter of the job's coordinator makes no sense: {first}")]
         return []
-
-    def _take_pace(self, body: Mapping[str, Any]) -> None:
-        """A worker says what a micro-batch takes it."""
-        rank, seconds = int(body["rank"]), float(body["microbatch_s"])
-        if seconds > 0.0:
-            self._microbatch_s.setdefault(rank, deque(maxlen=_PACES_KEPT)).append(seconds)
 
     def verdict(self, verdict: Verdict, now_s: float) -> list[Instruction]:
         """Culprits were proved, or found well again."""
         for finding in verdict.findings:
             self._findings[finding.key] = finding
         out = self._decide(verdict, now_s)
-        if self.holding:  # what was measured again and is not slow any more is well
-            for key in [key for key in self._findings if key in verdict.well]:
-                out += self._decide(CulpritPace(key=key, slowdown=1.0), now_s)
+        # what was measured again and is not slow any more is well
+        well = [key for key in self._findings if key in verdict.well]
+        self._paces.forget([*well, *(finding.key for finding in verdict.findings)])
+        for key in well:
+            out += self._culprit_pace(CulpritPace(key=key, slowdown=1.0), now_s)
         return out
 
     def pace(
         self,
         step: JobStep,
         *,
-        episode: str,
+        episode: str | None,
         slowdown: float,
         lost_s: float,
         healthy_s: float | None,
         now_s: float,
     ) -> list[Instruction]:
-        """An iteration of the job in an episode."""
+        """An iteration of the job in an episode, or (None) while something is done about a fault
+        whose episode is not followed further."""
         self._step_s = step.sample.duration_s
-        out = self._measure(step, slowdown, healthy_s, now_s)
+        out = self._measure(step, slowdown, healthy_s if episode else None, now_s)
         if now_s - self._paced_s < _PACE_EVERY_S:
             return out
         self._paced_s = now_s
         present = self._aftermath.present(slowdown)
-        if present is not None:
-            out += self._decide(Pace(episode=episode, slowdown=present, lost_s=lost_s), now_s)
-        if self.holding and self._asked is None and self._aftermath.since >= SETTLE + _OWN:
-            for key, finding in list(self._findings.items()):
-                own = self._own_slowdown(finding)
-                if own is not None:
-                    out += self._decide(CulpritPace(key=key, slowdown=own), now_s)
+        if episode and present is not None:
+            out += self._job_pace(Pace(episode=episode, slowdown=present, lost_s=lost_s), now_s)
+        if self.holding and self._desk.asked is None and self._aftermath.since >= SETTLE + OWN:
+            self._arrange()
+            for pace in self._paces.news(self._own, self._findings, now_s):
+                out += self._culprit_pace(pace, now_s)
         return out
 
-    def healthy(self, profiles: Sequence[RankProfile]) -> None:
-        """A suspicion begins: keep what was healthy until now, to plan and to compare by."""
-        for worker in self._workers.values():
-            own = [s.compute_s for s in worker.healthy if s.compute_s is not None]
-            if len(own) >= _OWN:
-                self._own_s[worker.rank] = median(own)
-        for rank, told in self._microbatch_s.items():
-            self._healthy_microbatch_s.setdefault(rank, sorted(told)[(len(told) - 1) // 4])
+    def healthy(self, profiles: Sequence[RankProfile], *, again: bool = False) -> None:
+        """A suspicion begins: keep what was healthy until now, to plan and to compare by. again:
+        it has become an episode."""
+        self._arrange()
+        self._own.learn(again=again)
         if self.facts is not None and profiles:
             with suppress(PlanError):
                 self._policy.fit(LayoutPlanner(calibrate(self.facts, profiles), self._config))
 
     def own_slowdowns(self) -> dict[int, float]:
         """How slow each worker is by its own time per micro-batch, where that is known."""
-        found = {rank: self._own_of(worker) for rank, worker in self._workers.items()}
+        self._arrange()
+        found = {rank: self._own.slowdown(rank) for rank in self._workers}
         return {rank: own for rank, own in found.items() if own is not None}
 
     def relieved(
         self, episode: str, lost_s: float, now_s: float, *, abandoned: bool = False
     ) -> list[Instruction]:
         """The episode is over."""
+        out: list[Instruction] = []
+        if abandoned:
+            self._own.change()
+            self._aftermath.forget()
+            if self._policy.applied != "S1" or self._policy.waiting:
+                # nobody measures any more how the job fares: nothing is lost but what is seen
+                out += self._job_pace(Pace(episode=episode, slowdown=1.0, lost_s=lost_s), now_s)
         event = Relieved(episode=episode, lost_s=lost_s, abandoned=abandoned)
-        out = self._decide(event, now_s)
+        out += self._decide(event, now_s)
         if not self.holding:
             self._findings = {}
+            self._own.forget_told()  # much of it is of slow times
+        return out
+
+    def changed(self) -> None:
+        """The program is another one, or works on something else."""
+        self._own.change()
+
+    def restarted(self, now_s: float) -> list[Instruction]:
+        """The workers were started again: the job runs as at the start, whatever was in force."""
+        policy, asked = self._policy, self._desk.asked
+        self._desk.clear()
+        self._own.forget_told()
+        if self.facts is None:
+            return []
+        was, policy.in_force = policy.applied, self._initial
+        out: list[Instruction] = [self._stands(now_s, anew=True)]
+        if was != "S1":
+            outcome = Outcome(episode=policy.episode, level="S1", ok=True, cost_s=0.0)
+            self._aftermath.begin(outcome)
+            out.append(Write(kind="outcome", record=outcome, t=now_s))
+            out.append(Say(f"the workers were started again: {was} is not in force any more"))
+            decision = even_again(self._initial.microbatches, self._config.mode, policy.episode)
+            out += self._told(policy.late(decision, outcome, now_s), now_s)
+        if asked is not None and not asked.apart:
+            out += self._failed(asked.decision, "the workers were started again", now_s)
         return out
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed."""
-        asked = self._asked
+        asked, back = self._desk.asked, self._desk.back
         if asked is not None:
             return self._give_up(asked, now_s) if asked.is_overdue(now_s) else []
+        if back is not None and back.is_due(now_s):
+            return self._told([back.order()], now_s)
         due_s = self._policy.due_s()
         return self._decide(Tick(), now_s) if due_s is not None and now_s >= due_s else []
 
@@ -270,13 +277,27 @@ class Remedy:
             return []  # it only knows its pace better
         evictions = self._policy.evictions
         policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
-        self.facts, self._policy, self._asked = facts, policy, None
-        self._unanswered = {}  # of another trainer
+        self.facts, self._policy = facts, policy
+        self._desk.clear()  # its orders are of another trainer
+        if known is not None:
+            self._own = OwnTimes(self._workers)
         self._standing_s = now_s
         return [Write(kind="jobfacts", record=facts, t=now_s)]
 
     def _decide(self, event: PolicyEvent, now_s: float) -> list[Instruction]:
         return self._told(self._policy.update(event, now_s), now_s)
+
+    def _job_pace(self, pace: Pace, now_s: float) -> list[Instruction]:
+        """How the job fares; into the journal where an episode's own records tell it otherwise."""
+        out: list[Instruction] = []
+        if self.holding and (pace.episode, pace.slowdown) != self._paced:
+            record = {"what": "pace", **asdict(pace)}
+            out.append(Write(kind="action", record=record, t=now_s))
+        self._paced = pace.episode, pace.slowdown
+        return out + self._decide(pace, now_s)
+
+    def _culprit_pace(self, pace: CulpritPace, now_s: float) -> list[Instruction]:
+        return [Write(kind="culpritpace", record=pace, t=now_s), *self._decide(pace, now_s)]
 
     def _told(self, decisions: Sequence[Decision], now_s: float) -> list[Instruction]:
         out: list[Instruction] = []
@@ -288,55 +309,47 @@ class Remedy:
         return out
 
     def _carry_out(self, decision: Decision, now_s: float) -> list[Instruction]:
-        assert decision.plan is not None
-        number, self._next_id = self._next_id, self._next_id + 1
+        desk = self._desk
         found = tuple(self._findings[key] for key in decision.culprits if key in self._findings)
         asked = Ordered(
-            number=number,
+            number=desk.next_id,
             decision=decision,
             asked_s=now_s,
             limit_s=answer_limit_s(decision.level, self._step_s),
             findings=found,
             nodes=nodes_of(found, self._workers),
             why=", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in found),
+            apart=desk.back is not None and decision is desk.back.decision,
         )
-        self._asked = asked
-        body = {"id": number, "level": decision.level, "episode": decision.episode}
-        record: dict[str, Any] = {"what": "ordered", **body, "plan": decision.plan}
-        if decision.level == "S4":
-            record |= {"nodes": asked.nodes, "why": asked.why}
-        return [
-            Write(kind="action", record=record, t=now_s),
-            Order(topic="steer", body=body | {"plan": asdict(decision.plan)}),
-        ]
+        if decision.level == "S4" and not asked.nodes:
+            return self._failed(decision, "nobody knows on which node its culprits are", now_s)
+        desk.give(asked)
+        return given(asked, now_s)
 
     def _give_up(self, asked: Ordered, now_s: float) -> list[Instruction]:
-        """It was not answered, which does not mean that it is not carried out yet."""
-        self._asked = None
-        self._unanswered[asked.number] = asked
-        for number in [*self._unanswered][:-_MOST_UNANSWERED]:
-            del self._unanswered[number]
-        outcome = Outcome(
-            episode=asked.decision.episode,
-            level=asked.decision.level,
-            ok=False,
-            cost_s=0.0,
-            error=f"the job's coordinator did not answer within {asked.limit_s:.0f} s",
-        )
+        self._desk.give_up()
+        error = f"the job's coordinator did not answer within {asked.limit_s:.0f} s"
+        return self._failed(asked.decision, error, now_s, apart=asked.apart)
+
+    def _failed(
+        self, decision: Decision, error: str, now_s: float, *, apart: bool = False
+    ) -> list[Instruction]:
+        """An order nobody answered, or that was not even given."""
+        outcome = failed(decision, error)
         out: list[Instruction] = [
             Write(kind="outcome", record=outcome, t=now_s),
             Say(f"{outcome.level} failed: {outcome.error}"),
         ]
-        out += self._decide(outcome, now_s)
+        out += self._not_back(now_s) if apart else self._decide(outcome, now_s)
         self._begin_anew(outcome)
         return out
 
     def _answer(self, number: Any, outcome: Outcome, now_s: float) -> list[Instruction]:
-        asked = self._asked
+        asked = self._desk.asked
         is_late = asked is None or number != asked.number
-        ordered = self._unanswered.pop(number, None) if is_late else asked
+        ordered = self._desk.answered(number, ok=outcome.ok)
         if ordered is None:
-            return []  # of no order that is known, or answered before
+            return []
         decision = ordered.decision
         outcome = replace(outcome, episode=decision.episode, level=decision.level)
         after_all = " after all" if is_late else ""
@@ -347,17 +360,18 @@ class Remedy:
         ]
         if is_late and not outcome.ok:
             return out  # as was thought
-        if outcome.ok and decision.level == "S4":
-            out += self._restart(ordered, now_s)
-            self._asked, self._unanswered = None, {}  # the job they were for has ended
-        elif not is_late:
-            self._asked = None
-        elif ordered.number < self._settled:
-            return out  # something else is in force since
+        is_restart = outcome.ok and decision.level == "S4"
+        if is_restart:
+            out += restart(ordered, now_s)
         if outcome.ok:
-            self._settled = max(self._settled, ordered.number)
+            if not self._desk.settle(ordered) and not is_restart:
+                return out
             self._findings |= {f.key: f for f in ordered.findings if f.key not in self._findings}
-        if is_late:
+            if is_restart or (decision.level == "S1" and not (is_late or ordered.apart)):
+                self._findings = {}  # the fault is over
+        if ordered.apart and not outcome.ok:
+            out += self._not_back(now_s)
+        elif is_late or ordered.apart:
             out += self._told(self._policy.late(decision, outcome, now_s), now_s)
         else:
             out += self._decide(outcome, now_s)
@@ -366,23 +380,17 @@ class Remedy:
 
     def _begin_anew(self, outcome: Outcome) -> None:
         """What was measured before an outcome says nothing of the job after it."""
-        self._microbatch_s.clear()
+        self._own.forget_told()
         self._aftermath.begin(outcome)
-        if not self.holding:
-            self._findings = {}
 
-    def _restart(self, ordered: Ordered, now_s: float) -> list[Instruction]:
-        """The job was saved: have it started again without the culprits' nodes."""
-        body = {
-            "id": f"{ordered.decision.episode}-{ordered.number}",
-            "evict": list(ordered.nodes),
-            "why": ordered.why,
-        }
-        return [
-            Write(kind="action", record={"what": "restart", **body}, t=now_s),
-            Order(topic="restart", body=body),
-            Say(f"the job is saved and starts again without {', '.join(ordered.nodes)}"),
-        ]
+    def _not_back(self, now_s: float) -> list[Instruction]:
+        """The split that an earlier controller left is still there, as far as is known."""
+        back = self._desk.back
+        if back is None or back.fail(now_s):
+            return []
+        self._desk.back = None
+        self._policy.in_force = replace(self._policy.in_force, microbatches=back.split)
+        return [Say(f"the even split cannot be restored: micro-batches {list(back.split)} stay")]
 
     def _measure(
         self, step: JobStep, level: float, healthy_s: float | None, now_s: float
@@ -390,7 +398,7 @@ class Remedy:
         """What the change left of the slowdown, once enough iterations have shown it."""
         # while an order waits it would pass for the answer
         left = self._aftermath.take(
-            step.sample.duration_s, level, healthy_s=healthy_s, waits=self._asked is not None
+            step.sample.duration_s, level, healthy_s=healthy_s, waits=self._desk.asked is not None
         )
         if left is None:
             return []
@@ -404,42 +412,6 @@ class Remedy:
         out: list[Instruction] = [Write(kind="outcome", record=outcome, t=now_s)]
         return [*out, *self._decide(outcome, now_s)]
 
-    # -- culprits' own times -----------------------------------------------------------------------
-
-    def _own_slowdown(self, finding: Finding) -> float | None:
-        """How slow a device or host is by its workers' time per micro-batch; None unknown."""
-        if finding.what == "link":
-            return None
-        workers = [self._workers[rank] for rank in finding.ranks if rank in self._workers]
-        known = [own for worker in workers if (own := self._own_of(worker)) is not None]
-        return max(known, default=None)
-
-    def _own_of(self, worker: Worker) -> float | None:
-        """By what the worker tells of its micro-batches, else by its time outside of calls."""
-        force, initial, facts = self._policy.in_force, self._initial, self.facts
-        recent = [s.compute_s for s in worker.recent if s.compute_s is not None][-_OWN:]
-        now_s = median(recent) if len(recent) == _OWN else None
-        if facts is None:
-            usual_s = self._own_s.get(worker.rank)
-            return now_s / usual_s if usual_s and now_s is not None else None
-        ranks = force.placement or initial.placement
-        if worker.rank not in ranks:
-            return None
-        position = ranks.index(worker.rank)
-        # who had this part of the model in healthy times tells what it takes
-        earlier = initial.placement[position]
-        told, usual_s = self._microbatch_s.get(worker.rank), self._healthy_microbatch_s.get(earlier)
-        if told and len(told) >= _PACES - 1 and usual_s:
-            return median(list(told)[-_PACES:]) / usual_s
-        usual_s = self._own_s.get(earlier)
-        replica = position // facts.tp % facts.dp
-        counts, even = force.microbatches, initial.microbatches
-        share = counts[replica] / even[replica] if counts and even and even[replica] else 1.0
-        if now_s is None or not usual_s or share <= 0.0:
-            return None
-        return now_s / (usual_s * share)
-
-
-def _known(body: Mapping[str, Any], cls: Any) -> dict[str, Any]:
-    """The fields of `cls` among `body`: a newer trainer may say more."""
-    return {f.name: body[f.name] for f in fields(cls) if f.name in body}
+    def _arrange(self) -> None:
+        """How the job runs now, for the workers' own times."""
+        self._own.arrange(self.facts, self._policy.in_force, self._initial)

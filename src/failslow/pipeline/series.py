@@ -120,6 +120,8 @@ class JobSeries:
         self._shift = 0
         """What to add to a position for the step people know."""
         self._times: deque[tuple[float, int]] = deque(maxlen=_KEPT)
+        self.starts = 0
+        """How often the workers were started again while they were watched."""
         self._run = 0
         self._run_position = -_SETTLE_STEPS
         self._began_t: float | None = None
@@ -210,6 +212,7 @@ class JobSeries:
             return ""
         worker.process = event.worker
         worker.starts += 1
+        self.starts = max(self.starts, worker.starts)
         worker.end_t, worker.session = None, None
         worker.recent.clear()
         return "the workers were restarted"

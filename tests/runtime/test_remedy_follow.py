@@ -1,0 +1,281 @@
+"""Under a plan the culprit's own time decides, also when nobody follows the job's any more."""
+
+from __future__ import annotations
+
+import pytest
+from tests.runtime.test_remedy import EVEN, FACTS, Steered, in_force, levels, steered, struck
+
+from failslow.decide import InForce, LayoutPlanner, Policy
+from failslow.decide.replay import redecide
+from failslow.pipeline import Report, Tick, Write
+from failslow.pipeline.own import OwnTimes
+from failslow.pipeline.series import Worker
+from failslow.records import Finding, StepSample, Verdict
+
+UNIT_S = 0.0085
+
+
+def train(job: Steered, count: int, unit_s: float = UNIT_S, *, tells: bool = True) -> None:
+    """As `Steered.train`, a micro-batch taking `unit_s`, of which the workers tell."""
+    for index in range(count):
+        at = [job.placement.index(rank) for rank in job.ranks]
+        own = [unit_s * job.counts[at[rank]] * job.slow[rank] for rank in job.ranks]
+        noise = job.random.gauss(1.0, 0.01)
+        job.now_s += (max(own) + 0.032) * noise
+        for rank in job.ranks:
+            duration_s = (max(own) + 0.032) * noise
+            job.give(job.sample(rank, duration_s, compute_s=own[rank] * noise))
+        job.give(Tick())
+        if index % 10 == 9:
+            job.beat()
+            for rank in job.ranks if tells else ():
+                told = {"what": "pace", "rank": rank, "step": 1, "microbatches": job.counts[rank]}
+                told |= {"microbatch_s": unit_s * job.slow[rank]}
+                job.give(Report(node="node0", rank=rank, topic="steer", body=told))
+
+
+# -- the episode is given up under a plan ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("unit_s", "tells"), [(UNIT_S, False), (UNIT_S, True), (0.02, True)])
+def test_a_plan_whose_episode_is_abandoned_is_taken_back_once_the_culprit_is_well(
+    unit_s: float, tells: bool
+) -> None:
+    job = steered()
+    struck(job)
+    job.train(60)
+    job.run = 1  # the program has changed; with it, perhaps, what it works on
+    train(job, 100, unit_s, tells=tells)
+    assert job.events()[-1][0] == "abandoned"
+    train(job, 300, unit_s, tells=tells)
+    assert levels(job) == [("escalate", "S2")]
+    assert job.counts[2] < 8
+    job.slow[2] = 1.0
+    train(job, 150, unit_s, tells=tells)
+    assert levels(job) == [("escalate", "S2"), ("restore", "S1")]
+    assert job.counts == EVEN
+    assert not job.pipeline.remedy.holding
+
+
+def test_nothing_is_reckoned_as_lost_that_nobody_measures() -> None:
+    job = steered(allow_restart=True, restart_cost_s=20.0, confirmations=1)
+    struck(job, no_restart="")
+    job.train(60)
+    job.run = 1
+    job.train(20)
+    assert job.events()[-1][0] == "abandoned"
+    account = job.pipeline.remedy._policy._account
+    assert account is not None
+    lost_s = account.lost_s
+    job.train(3000)
+    assert account.lost_s == lost_s
+    assert levels(job) == [("escalate", "S2")]
+    assert job.restarts == []
+
+
+# -- what healthy times are ------------------------------------------------------------------------
+
+
+def test_a_false_suspicion_does_not_fix_what_is_healthy_for_good() -> None:
+    job = steered()
+    job.facts()
+    train(job, 200)
+    job.slow[1] = 1.6
+    train(job, 60)
+    job.slow[1] = 1.0
+    train(job, 200)
+    assert job.events()[-1][0] == "relief"
+    job.run = 1
+    train(job, 300, 2 * UNIT_S)  # twice the work in a micro-batch
+    job.slow[2] = 2.0
+    train(job, 60, 2 * UNIT_S)
+    own = job.pipeline.remedy.own_slowdowns()
+    assert own == pytest.approx({0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0}, abs=0.05)
+    job.accuse(2, 2.0)
+    train(job, 100, 2 * UNIT_S)
+    assert levels(job) == [("escalate", "S2")]
+    job.slow[2] = 1.0
+    train(job, 200, 2 * UNIT_S)
+    assert job.counts == EVEN
+
+
+class Told:
+    """Own times of four workers that tell of their micro-batches."""
+
+    def __init__(self, ranks: int = 4) -> None:
+        self.workers = {rank: Worker(rank) for rank in range(ranks)}
+        self.own = OwnTimes(self.workers)
+        self.own.arrange(FACTS, InForce(microbatches=EVEN, placement=(0, 1, 2, 3)), INITIAL)
+
+    def tell(self, count: int, seconds: float) -> None:
+        for _ in range(count):
+            for rank in self.workers:
+                self.own.tell(rank, seconds)
+
+
+INITIAL = InForce(microbatches=EVEN, placement=(0, 1, 2, 3))
+
+
+def test_a_suspicion_renews_what_is_healthy_and_its_onset_only_what_is_missing() -> None:
+    told = Told()
+    told.tell(10, 0.010)
+    told.own.learn()
+    told.own.forget_told()
+    told.tell(10, 0.012)
+    told.own.learn()
+    assert told.own.slowdown(0) == pytest.approx(1.0)
+    told.own.forget_told()
+    told.tell(10, 0.024)  # what is told after the suspicion is slow
+    told.own.learn(again=True)
+    assert told.own.slowdown(0) == pytest.approx(2.0)
+
+
+def test_one_letter_alone_renews_nothing() -> None:
+    told = Told()
+    told.tell(10, 0.010)
+    told.own.learn()
+    told.own.forget_told()
+    told.tell(2, 0.020)
+    told.own.learn()
+    assert told.own.slowdown(0) == pytest.approx(2.0)
+
+
+def test_after_a_change_of_the_program_peers_of_the_same_stage_tell_what_is_usual() -> None:
+    told = Told()
+    told.tell(10, 0.010)
+    told.own.learn()
+    told.own.change()
+    blamed = {2}
+    finding = Finding(what="device", slowdown=2.0, ranks=(2,), host="c")
+    assert told.own.culprit(finding, blamed) is None
+    for rank, seconds in enumerate((0.03, 0.03, 0.06, 0.03)):
+        for _ in range(3):
+            told.own.tell(rank, seconds)
+    assert told.own.slowdown(2) is None
+    assert told.own.culprit(finding, blamed) == pytest.approx(2.0)
+
+
+# -- stages that take unequally long ---------------------------------------------------------------
+
+OWN_S = (0.020, 0.020, 0.030, 0.030)
+"""Of each position: two stages of two replicas."""
+
+
+def train_stages(job: Steered, count: int) -> None:
+    for index in range(count):
+        own = [OWN_S[job.placement.index(rank)] * job.slow[rank] for rank in job.ranks]
+        noise = job.random.gauss(1.0, 0.01)
+        duration_s = (max(own) * 2 + 0.05) * noise
+        job.now_s += duration_s
+        for rank in job.ranks:
+            job.give(job.sample(rank, duration_s, compute_s=own[rank] * noise))
+        job.give(Tick())
+        if index % 10 == 0:
+            job.beat()
+
+
+@pytest.mark.parametrize("before", [150, 20])
+def test_own_times_go_by_the_part_of_the_model_that_a_worker_has_since_it_was_moved(
+    before: int,
+) -> None:
+    job = steered()
+    job.facts(pp=2, dp=2, least_microbatches=2, no_topology_change="")
+    job.counts = (16, 16)
+    train_stages(job, 150)
+    job.pipeline.remedy.own_slowdowns()
+    # an earlier link fault exchanged ranks 0 and 2, and they stay where they are
+    job.placement = (2, 1, 0, 3)
+    force = InForce(microbatches=(16, 16), placement=job.placement)
+    job.pipeline.remedy._policy.in_force = force
+    job.pipeline.remedy.own_slowdowns()  # as at every iteration while it was done
+    train_stages(job, before)
+    job.slow[2] = 2.0
+    train_stages(job, 40)
+    own = job.pipeline.remedy.own_slowdowns()
+    assert own == pytest.approx({0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0}, abs=0.1)
+
+
+def test_healthy_iterations_at_another_place_are_not_those_of_this_one() -> None:
+    worker = Worker(0)
+    own = OwnTimes({0: worker, **{rank: Worker(rank) for rank in (1, 2, 3)}})
+    own.arrange(FACTS, INITIAL, INITIAL)
+
+    def iterate(compute_s: float, count: int) -> None:
+        for _ in range(count):
+            worker.end_t = (worker.end_t or 0.0) + 1.0
+            sample = StepSample(step=0, duration_s=1.0, end_s=worker.end_t, compute_s=compute_s)
+            worker.healthy.append(sample)
+            worker.recent.append(sample)
+
+    iterate(0.02, 40)
+    own.arrange(FACTS, InForce(microbatches=EVEN, placement=(3, 1, 2, 0)), INITIAL)
+    iterate(0.03, 10)
+    own.learn()
+    assert own.slowdown(0) == pytest.approx(1.0)
+
+
+# -- what the journal tells ------------------------------------------------------------------------
+
+
+def accused(job: Steered) -> None:
+    """As by an inquiry, which writes its verdict down."""
+    finding = Finding(what="device", slowdown=2.0, ranks=(2,), host=FACTS.hosts[2])
+    verdict = Verdict(episode=job.pipeline.episode or "", findings=(finding,))
+    job.out.append(Write(kind="verdict", record=verdict, t=job.now_s))
+    job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
+    job.obey()
+
+
+def test_a_journal_tells_why_a_plan_was_taken_back() -> None:
+    job = steered()
+    job.facts()
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    accused(job)
+    job.train(300)
+    job.slow[2] = 1.0
+    job.train(120)
+    live = [e.record for e in job.said("decision")]
+    assert [(d.action, d.level) for d in live] == [("escalate", "S2"), ("restore", "S1")]
+    config = job.decide
+    assert config is not None
+    policy = Policy(LayoutPlanner(FACTS, config), config)
+    again = redecide(job.journal, policy)
+    assert [d.action for _, d in again] == ["escalate", "restore"]
+    for (t, _), entry in zip(again, job.said("decision"), strict=True):
+        assert t == pytest.approx(entry.t, abs=0.6)
+    paces = job.said("culpritpace")
+    assert paces[-1].record.slowdown < 1.05
+
+
+def test_paces_do_not_make_a_journal_grow_and_end_with_the_fault() -> None:
+    job = steered()
+    struck(job)
+    since_t = job.now_s
+    job.train(1000)
+    told = job.said("culpritpace")
+    assert 3 <= len(told) <= (job.now_s - since_t) / 5.0
+    jobs = [e for e in job.said("action") if e.record["what"] == "pace"]
+    assert 1 <= len(jobs) <= 4
+    job.slow[2] = 1.0
+    job.train(120)
+    assert in_force(job).microbatches == EVEN
+    count = len(job.said("culpritpace"))
+    job.train(300)
+    assert len(job.said("culpritpace")) == count
+
+
+def test_many_culprits_make_no_more_lines_than_one_a_second() -> None:
+    job = steered()
+    struck(job)
+    job.accuse(0, 2.0)
+    job.slow[0] = 2.0
+    job.train(60)
+    since_t = job.now_s
+    for turn in range(60):  # their pace is never the same twice
+        job.slow[0] = job.slow[2] = 1.5 + 0.5 * (turn % 2)
+        job.train(10)
+    told = [e for e in job.said("culpritpace") if e.t >= since_t]
+    assert {e.record.key for e in told} == {"device rank 0", "device rank 2"}
+    assert len(told) <= job.now_s - since_t + 2
