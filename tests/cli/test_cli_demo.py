@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.cli.conftest import Run, Spawn
 from tests.report.sample_journals import dp4
 from tests.report.sample_script import Script, write
 
 from failslow import demo as package
-from failslow.cli.demo import _are_equal
+from failslow.cli.demo import _are_equal, shown
 from failslow.demo import Drill, Fault, SteeredJob, train_script
 from failslow.demo.drill import _Seen, _sum_up
 from failslow.lab import TestBed
@@ -158,6 +160,28 @@ def test_with_root_nothing_is_left_out(
     told = json.loads(run("demo", "--json", "--html", tmp_path / "demo.html").stdout)
     assert told["skipped"] == []
     assert len(told["events"]) == 2
+
+
+def test_on_a_terminal_the_workers_are_shown_live_below_what_is_told(tmp_path: Path) -> None:
+    job, screen = recorded(dp4(), tmp_path), StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, color_system=None)
+    with shown(job.journal, console) as say:
+        say("injected: throttle [rank 2]")
+    seen = screen.getvalue()
+    assert "injected: throttle [rank 2]" in seen
+    table = seen.partition("injected")[2]
+    assert all(f" {rank} " in table for rank in range(4))
+    assert "healthy 80.0 ms" in table
+
+
+def test_without_a_terminal_there_are_lines_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, screen = recorded(dp4(), tmp_path), StringIO()
+    with shown(job.journal, Console(file=screen)) as say:
+        say("undone")
+    assert screen.getvalue() == ""
+    assert capsys.readouterr().err == "undone\n"
 
 
 def test_what_loads_no_failslow_is_refused_at_once(

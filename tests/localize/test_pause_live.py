@@ -10,10 +10,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.localize.paused import JOB, SCRIPT, Control, Told, advance
 from tests.runtime.watched import WatchedJob, watched
+from tests.transport.servers import redis_server, skip_without_redis
 
 from failslow.capture import builder
 from failslow.localize.script import ScriptSettings, WorkerPlace, reference_script
@@ -25,13 +27,14 @@ LONGEST_S = HOLD_S + 2.0 + 4.0
 
 @contextmanager
 def training(
-    scenario: str, mode: str = "native", *, stub: str = "0.1", work_ms: float = 20.0
+    scenario: str, mode: str = "native", *, stub: str = "0.1", work_ms: float = 20.0, bus: str = ""
 ) -> Iterator[WatchedJob]:
-    """Four workers. mode: of capture; "" = not watched at all."""
+    """Four workers. mode: of capture; "" = not watched at all. bus: its address; "" the job's."""
     if mode == "native" and not builder.extension_path().exists():
         pytest.skip("the extension is not built: python -m failslow.capture.native")
     environ = {"PAUSE_SCENARIO": scenario, "PAUSE_STUB": stub}
     environ |= {"FAILSLOW_CAPTURE_MODE": mode} if mode else {"FAILSLOW": "0", "PAUSE_STUB": ""}
+    environ |= {"FAILSLOW_TRANSPORT": bus} if bus else {}
     with watched(world=4, work_ms=work_ms, script=JOB, environ=environ) as job:
         yield job
 
@@ -219,6 +222,38 @@ def test_parts_are_killed_or_stopped_in_a_pause_and_training_goes_on() -> None:
         assert told.longest_s() < LONGEST_S
         assert all(rank["status"]["faults"] == {} for rank in told.ranks)
     assert told.same_as(undisturbed("ddp")) >= 200
+
+
+def _heard_more(control: Control, word: str, count: int) -> bool:
+    return len(control.heard(word)) > count
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_bus_is_killed_in_a_pause_and_training_goes_on(tmp_path: Path) -> None:
+    """Else it is the controller's own, and dies with it."""
+    skip_without_redis()
+    server = redis_server(tmp_path)
+    try:
+        with training("ddp", bus=server.url) as job:
+            for after in ("armed", "ready"):
+                control = control_of(job)
+                control.pause()
+                heard = len(control.heard(after))
+                control.begin()
+                control.until(functools.partial(_heard_more, control, after, heard))
+                server.kill()
+                advance(job, 60)
+                server.restart()
+                control.close()
+                pauses_again(job)
+            job.stop()
+            told = Told(job)
+            assert told.longest_s() < LONGEST_S
+            assert all(rank["status"]["faults"] == {} for rank in told.ranks)
+        assert told.same_as(undisturbed("ddp")) >= 200
+    finally:
+        server.close()
 
 
 @pytest.mark.slow

@@ -39,13 +39,14 @@ def test_the_command_gets_the_environment_that_has_it_watched(tmp_path: Path) ->
     config.touch()
     done = run(
         "--job", "pretrain7", "--mode", "advise", "--transport", "redis://10.0.0.5",
-        "--config", "failslow.toml", "--", sys.executable, "-c", SHOW,
+        "--config", "failslow.toml", "--no-reference", "--", sys.executable, "-c", SHOW,
         cwd=tmp_path,
     )  # fmt: skip
     environ = json.loads(done.stdout)
     assert environ["FAILSLOW"] == "1"
     assert environ["FAILSLOW_JOB"] == "pretrain7"
     assert environ["FAILSLOW_MODE"] == "advise"
+    assert environ["FAILSLOW_LOCALIZE_REFERENCE"] == "false"
     assert environ["FAILSLOW_TRANSPORT"] == "redis://10.0.0.5"
     assert environ["FAILSLOW_CONFIG"] == str(config)
     assert environ["FAILSLOW_DIR"] == str(tmp_path / "failslow-runs" / "pretrain7")

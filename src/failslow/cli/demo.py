@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,11 +23,12 @@ from failslow.cli.output import emit, note
 from failslow.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from failslow.demo import Drill
 
-__all__ = ["EXAMPLES", "demo"]
+__all__ = ["EXAMPLES", "demo", "shown"]
 
 EXAMPLES = """\
 [bold]Examples[/bold]
@@ -100,7 +103,8 @@ def _run(folder: Path, *, json: bool, html: Path | None, no_losses: bool) -> Non
         if not job.wait_for(lambda: len(job.losses()) > 20, limit_s=90.0):
             raise InputError("the training did not start within 90 s; is the machine very busy?")
         began_t = job.entries("step")[0].t if job.entries("step") else 0.0
-        drills.extend(run_drill(job, fault, say=note) for fault in faults_here(job))
+        with shown(job.journal) as say:
+            drills.extend(run_drill(job, fault, say=say) for fault in faults_here(job))
         false_alarms = _false_alarms(job, drills, began_t)
         losses = job.losses()
     equal = None
@@ -130,6 +134,31 @@ def _run(folder: Path, *, json: bool, html: Path | None, no_losses: bool) -> Non
         for text in skipped:
             note(f"skipped {text}")
         note(f"losses {_compared(equal)}; false alarms: {false_alarms}; report: {page}")
+
+
+@contextmanager
+def shown(journal: Path, console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """Tells what happens; on a terminal above a live table of the workers."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from failslow.journal import GrowingJournal
+    from failslow.report.live import live_view
+    from failslow.report.livejob import LiveState
+
+    console = console or Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield note
+        return
+    growing, state = GrowingJournal(journal), LiveState("demo")
+
+    def view() -> RenderableType:
+        for entry in growing.refresh():
+            state.observe(entry)
+        return live_view(state.look(time.time()))
+
+    with Live(get_renderable=view, console=console, refresh_per_second=2, transient=True):
+        yield lambda text: console.print(text, markup=False)
 
 
 def _false_alarms(job: Any, drills: Sequence[Drill], since_t: float) -> int:

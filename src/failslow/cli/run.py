@@ -83,6 +83,14 @@ def run(
         Path | None,
         typer.Option("--config", metavar="FILE", help="TOML file of settings."),
     ] = None,
+    reference: Annotated[
+        bool | None,
+        typer.Option(
+            "--reference/--no-reference",
+            help="Benchmark the healthy workers once at the start, in a pause of a few seconds, "
+            "as modes advise and auto do if left out; mode observe never pauses.",
+        ),
+    ] = None,
     restarts: Annotated[
         int,
         typer.Option(
@@ -119,6 +127,7 @@ def run(
         "FAILSLOW_MODE": _one_of("mode", mode, _MODES),
         "FAILSLOW_TRANSPORT": _address(transport),
         "FAILSLOW_CONFIG": None if config is None else str(_file(config)),
+        "FAILSLOW_LOCALIZE_REFERENCE": None if reference is None else str(reference).lower(),
         "FAILSLOW_DECIDE_SLURM": _one_of("slurm", slurm, _SLURM),
     }
     if slurm not in (None, "off") and not restarts:

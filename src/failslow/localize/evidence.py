@@ -5,9 +5,9 @@ name, as a journal keeps them), the times of onset and relief. Out: the `Finding
 the facts for and against:
 
     Finding(what="host", …, cause="CPU contention", evidence=(
-        "For CPU contention: rank 3 waited for a core 0.41 s/s, before 0.01 s/s (+52 MADs, at
-         onset).", "Against device degradation: its control group's quota kept from rank 3 0 s/s,
-         before 0 s/s."))
+        "For CPU contention: rank 3 waited for a core 0.41 s/s, before 0.01 s/s (+52 MADs, r 0.96,
+         at onset).", "Against device degradation: its control group's quota kept from rank 3
+         0 s/s, before 0 s/s."))
 
 Where workers compute on the CPU, contention slows the benchmark of the "device" as well. There a
 quota or signals that hold the worker stand for a degraded device, and waiting for cores that others

@@ -2,8 +2,8 @@
 
 In: a series, the time of onset, and what kind of change would matter (`Cue`). Out: a `Fact`:
 
-    For CPU contention: rank 3 waited for a core 0.41 s/s, before 0.01 s/s (+52 MADs, 0.2 s after
-    onset; back to 0.01 s/s with relief).
+    For CPU contention: rank 3 waited for a core 0.41 s/s, before 0.01 s/s (+52 MADs, r 0.96,
+    0.2 s after onset; back to 0.01 s/s with relief).
     Against network congestion: mlx5_0:1 handled 0 congestion notifications/s, before 0/s.
 """
 
@@ -86,7 +86,7 @@ class Fact:
         text = f"{start} {cue.cause}: {cue.text} {now}, before {before}"
         if self.speaks == "against":
             return f"{text}."
-        tail = f"{step.effect:+.0f} MADs, {_when(step.lag_s)}"
+        tail = f"{step.effect:+.0f} MADs, r {step.correlation:.2f}, {_when(step.lag_s)}"
         if step.after is not None:
             back = "back to" if step.returned else "and still"
             tail += f"; {back} {_say(step.after, cue)} with relief"
