@@ -89,6 +89,12 @@ def check(script: Script, workers: list[WorkerPlace], budget_s: float) -> None:
     assert max(Counter(links(script)).values(), default=0) <= 1
 
 
+def test_where_time_is_short_the_most_suspect_are_measured() -> None:
+    workers = job(9, 1, "NVIDIA H200", "one machine")  # one after the other
+    found = diagnosis(suspect("compute", 5, 8, score=0.0), suspect("compute", 0, 5, 8, score=1.0))
+    assert computing(plan(found, workers, ScriptSettings(budget_s=0.5))) == [0, 5]
+
+
 @settings(max_examples=40)
 @given(
     nodes=st.integers(1, 12),

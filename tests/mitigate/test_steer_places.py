@@ -145,7 +145,7 @@ def _tensor_bytes() -> int:
     storages = {
         thing.untyped_storage().data_ptr(): thing.untyped_storage().nbytes()
         for thing in gc.get_objects()
-        if issubclass(type(thing), torch.Tensor)
+        if issubclass(type(thing), torch.Tensor) and thing.layout == torch.strided
     }
     return sum(storages.values())
 

@@ -170,7 +170,8 @@ def plan(
     settings = settings or ScriptSettings()
     job = _Job(workers, settings)
     suspects = [] if diagnosis is None or diagnosis.everyone else list(diagnosis.suspects)
-    for suspect in suspects:
+    # of ranks that are as suspect, those of the most suspect party first
+    for suspect in sorted(suspects, key=lambda suspect: -suspect.score):
         job.suspect(suspect)
     job.compare()
     if job.is_small or not suspects:
