@@ -141,10 +141,12 @@ def test_a_probe_comes_home_with_its_result(executor: Executor, tmp_path: Path, 
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_stopped_probe_gives_what_it_has(executor: Executor, tmp_path: Path, nodes: int) -> None:
+    marks = Path(os.environ.get("FAKE_PROBE_MARKS", "/nowhere"))
+    for mark in marks.glob(f"long-1-{nodes}-*"):  # of the same on Slurm
+        mark.unlink()
     job = executor.start(spec("long", nodes), tmp_path / "p")
     until(lambda: job.state() == "running")
     if executor.name == "ray":  # whose nodes have folders of their own
-        marks = Path(os.environ["FAKE_PROBE_MARKS"])
         until(lambda: len(list(marks.glob(f"long-1-{nodes}-*"))) == nodes)
     else:  # the first node has met all others; they may say so before
         until(lambda: "all nodes" in _text(tmp_path / "p" / "node0.log"))
