@@ -27,16 +27,19 @@ SCRIPT: list[dict[str, Any]] = [{"do": "stub", "limit_s": 1.0}]
 class Control:
     """Leads pauses of `job`; the job's own controller only runs the bus meanwhile."""
 
-    def __init__(self, job: WatchedJob, *, mode: SteerMode = "advise", **settings: Any) -> None:
+    def __init__(
+        self, job: WatchedJob, *, mode: SteerMode = "advise", bus: str = "", **settings: Any
+    ) -> None:
+        """bus: its address, where it is not the controller's own."""
         self.job = job
         rings = job.folder / "rings"
         job.until(lambda: list(rings.glob("*.run")))
         (folder,) = rings.glob("*.run")
-        job.until((folder / "address").exists)
+        job.until(lambda: bus or (folder / "address").exists())
         job.until((folder / "token").exists)
         name = folder.name.removesuffix(".run").split("-", 2)[2]
         self.endpoint = Endpoint(
-            from_url((folder / "address").read_text()),
+            from_url(bus or (folder / "address").read_text()),
             job=name,
             sender="test",
             token=(folder / "token").read_text().strip(),

@@ -48,9 +48,9 @@ def undisturbed(scenario: str, iterations: int = 200) -> Told:
         return Told(job)
 
 
-def control_of(job: WatchedJob) -> Control:
+def control_of(job: WatchedJob, bus: str = "") -> Control:
     """Once the agents know the pace of the calls."""
-    control = Control(job, ready_timeout_s=HOLD_S, prepare_timeout_s=10.0)
+    control = Control(job, bus=bus, ready_timeout_s=HOLD_S, prepare_timeout_s=10.0)
     job.until(lambda: len(job.steps()) > 30)
     return control
 
@@ -190,9 +190,9 @@ def try_pause(control: Control, harm: Harm, part: str, what: signal.Signals, aft
     harm.undo()
 
 
-def pauses_again(job: WatchedJob) -> None:
+def pauses_again(job: WatchedJob, bus: str = "") -> None:
     """Whatever was, a pause works in the end; with a new controller's lead."""
-    control = control_of(job)
+    control = control_of(job, bus)
     deadline_s = time.monotonic() + 60.0
     while True:
         result = control.pause()
@@ -237,7 +237,7 @@ def test_the_bus_is_killed_in_a_pause_and_training_goes_on(tmp_path: Path) -> No
     try:
         with training("ddp", bus=server.url) as job:
             for after in ("armed", "ready"):
-                control = control_of(job)
+                control = control_of(job, server.url)
                 control.pause()
                 heard = len(control.heard(after))
                 control.begin()
@@ -246,7 +246,7 @@ def test_the_bus_is_killed_in_a_pause_and_training_goes_on(tmp_path: Path) -> No
                 advance(job, 60)
                 server.restart()
                 control.close()
-                pauses_again(job)
+                pauses_again(job, server.url)
             job.stop()
             told = Told(job)
             assert told.longest_s() < LONGEST_S
