@@ -59,7 +59,7 @@ def test_waiting_for_cores_that_others_use_is_contention_and_the_hosts() -> None
     first, second, *_ = _saying(told, "For CPU contention: ")
     assert "rank 3 waited for a core 0.41" in first
     assert "before 0.01" in first
-    assert "MADs, r 0.9" in first
+    assert "MADs, r 1.00" in first
     assert "onset" in first
     assert "with relief" in first
     assert "other processes on n1 used" in second
