@@ -112,15 +112,19 @@ class Told:
             for rank in self.workers:
                 self.own.tell(rank, seconds)
 
+    def learn(self, count: int, seconds: float) -> None:
+        """So it is in healthy times, and a suspicion begins."""
+        self.tell(count, seconds)
+        self.own.learn()
+        self.own.forget_told()
+
 
 INITIAL = InForce(microbatches=EVEN, placement=(0, 1, 2, 3))
 
 
 def test_a_suspicion_renews_what_is_healthy_and_its_onset_only_what_is_missing() -> None:
     told = Told()
-    told.tell(10, 0.010)
-    told.own.learn()
-    told.own.forget_told()
+    told.learn(10, 0.010)
     told.tell(10, 0.012)
     told.own.learn()
     assert told.own.slowdown(0) == pytest.approx(1.0)
@@ -132,9 +136,7 @@ def test_a_suspicion_renews_what_is_healthy_and_its_onset_only_what_is_missing()
 
 def test_one_letter_alone_renews_nothing() -> None:
     told = Told()
-    told.tell(10, 0.010)
-    told.own.learn()
-    told.own.forget_told()
+    told.learn(10, 0.010)
     told.tell(2, 0.020)
     told.own.learn()
     assert told.own.slowdown(0) == pytest.approx(2.0)
