@@ -1,6 +1,7 @@
 """Real faults on a real watched job: how soon failslow suspects, confirms and sees the relief.
 
     python -m benchmarks.live [--healthy-s 180] [--faults throttle,cpu,link,flood] [--json]
+                             [--keep FOLDER]
 
 Four DDP workers (gloo), each a node of its own in the test bed (network namespaces, root needed),
 FAILSLOW=1 and an unmodified script. For each fault: healthy, injected, undone. A fault bites at
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -178,12 +179,15 @@ def _said(job: Job, began: float) -> list[Said]:
 
 
 @contextmanager
-def _job() -> Iterator[Job]:
-    with (
-        tempfile.TemporaryDirectory() as name,
-        TestBed(nodes=4, egress_mbit=1000, folder=Path(name)) as bed,
-    ):
-        job = Job(bed, Path(name))
+def _job(keep: Path | None, name: str) -> Iterator[Job]:
+    with ExitStack() as stack:
+        if keep is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            folder = keep / name
+            folder.mkdir(parents=True)
+        bed = stack.enter_context(TestBed(nodes=4, egress_mbit=1000, folder=folder))
+        job = Job(bed, folder)
         bed.until_iterations(_HEALTHY_ITERATIONS, limit_s=120)
         yield job
         bed.kill()
@@ -198,19 +202,24 @@ def main() -> None:
     parser.add_argument("--healthy-s", type=float, default=180.0)
     parser.add_argument("--limit-s", type=float, default=40.0, help="waited for each event")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for journals, logs and trainers' clocks"
+    )
     options = parser.parse_args()
     if reason := TestBed.available():
         sys.exit(f"no test bed here: {reason}")
     outcomes = []
     for name in filter(None, options.faults.split(",")):
-        with _job() as job:  # a job for each: what one fault leaves behind is not the next's
+        with _job(
+            options.keep, name
+        ) as job:  # a job for each: what one fault leaves behind is not the next's
             outcomes.append(_one(job, name, options.limit_s))
             if not options.json:
                 print(outcomes[-1], file=sys.stderr)
     said: list[Said] = []
     iterations = 0
     if options.healthy_s > 0:
-        with _job() as job:
+        with _job(options.keep, "healthy") as job:
             first, began = job.count(), time.time()
             ends = time.monotonic() + options.healthy_s
             until(lambda: time.monotonic() > ends, options.healthy_s + 10)

@@ -20,6 +20,7 @@ from tests.probe.made_journal import (
 from failslow.probe import ProbeResult, ProbeSpec
 from failslow.probe.fleet import FleetReference
 from failslow.probe.reading import Ending, read_result
+from failslow.records import Verdict
 
 SPEC = ProbeSpec(probe_id="p1", campaign="c1", nodes=4, workers_per_node=1)
 FLEET = FleetReference(iteration_s=HEALTHY_S, limit=1.10, probes=12)
@@ -120,6 +121,51 @@ def test_slow_by_nobody_in_particular_is_unknown(tmp_path: Path) -> None:
     made.slow(40, 1.5, told, id="e1")
     result = read(made, tmp_path)
     assert (result.result, result.is_slow, result.culprits) == ("unknown", True, ())
+
+
+def test_a_little_unrest_that_nobody_is_to_blame_for_does_not_count(tmp_path: Path) -> None:
+    all_well = replace(verdict("e1"), well=("device rank 0", "device rank 1"))
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(60, 1.12, diagnosis("e1", suspect("compute", (1,))), all_well, id="e1")
+    made.train(60, HEALTHY_S)
+    result = read(made, tmp_path, fleet=FLEET)
+    assert (result.result, result.is_slow, result.slow_s) == ("healthy", False, 0.0)
+    (told,) = result.evidence
+    assert told == (
+        "Not counted: 7 s at ×1.12 at most, for which no worker and no link was found slow."
+    )
+
+
+@pytest.mark.parametrize(
+    ("iterations", "slowdown", "said", "result"),
+    [
+        (60, 1.12, [], "healthy"),  # soon over, and nothing was measured
+        (60, 1.30, [replace(verdict("e1"), well=("device rank 0",))], "unknown"),  # not small
+        (400, 1.12, [], "unknown"),  # goes on and on
+        (60, 1.12, [verdict("e1", device(2))], "compute"),  # somebody is to blame
+        (400, 1.12, [replace(verdict("e1"), well=("device rank 0",))], "healthy"),
+    ],
+)
+def test_small_short_and_unproved_all_three_make_unrest(
+    tmp_path: Path, iterations: int, slowdown: float, said: list[Verdict], result: str
+) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(iterations, slowdown, *said, id="e1")
+    assert read(made, tmp_path).result == result
+
+
+def test_unrest_beside_a_fault_leaves_the_fault(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(60, 1.12, id="e1")
+    made.train(60, HEALTHY_S)
+    made.slow(60, 1.6, verdict("e2", device(2)), id="e2")
+    result = read(made, tmp_path)
+    assert (result.result, result.slowdown) == ("compute", 1.6)
+    assert result.slow_s == pytest.approx(9.6, rel=0.02)
+    assert result.evidence[-1].startswith("Not counted: 7 s at ×1.12")
 
 
 def test_an_episode_that_was_taken_back_never_was(tmp_path: Path) -> None:

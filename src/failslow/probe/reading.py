@@ -32,6 +32,10 @@ _AT_LEAST_S = 3.0
 _HEALTHY = 1.075
 """Half-way between slow (10 %) and well again (5 %), as the detector has it."""
 _SPIKE = 2.0
+_SMALL = 1.21
+"""Below it a fail-slow that nobody is named for may be the cluster's own unrest: as
+`FleetReference.limit_alone` where healthy probes are alike."""
+_SHORT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +195,11 @@ def read_result(
     if fleet and alone and times.slowdown < fleet.limit_alone:
         times = _slow_times(told, None)
         accused = _accused(told, times, series)
+    unrest: tuple[str, ...] = ()
+    kept = _worth_counting(times, told, fleet)
+    if kept != times:
+        unrest = (_unrest_text(times, kept),)
+        times, accused = kept, _accused(told, kept, series)
     found = replace(
         base,
         healthy_iteration_s=times.healthy_s,
@@ -198,7 +207,7 @@ def read_result(
         reference_source="fleet" if times.from_start else "own start",
     )
     if not times.slow:
-        return replace(found, result="healthy")
+        return replace(found, result="healthy", evidence=unrest)
     total_s = sum(step.duration_s for step in told.steps)
     lost_s = min(sum(part.lost_s for part in times.slow), total_s * (1.0 - 1e-9))
     start = [] if not times.from_start else [_from_start_text(times, fleet)]
@@ -214,7 +223,7 @@ def read_result(
         culprits=accused.culprits,
         culprit_causes=accused.causes,
         culprit_nodes=accused.nodes,
-        evidence=(*start, *accused.evidence),
+        evidence=(*start, *accused.evidence, *unrest),
     )
 
 
@@ -234,6 +243,32 @@ class _Times:
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(id for part in self.slow for id in part.ids))
+
+
+def _worth_counting(times: _Times, told: _Told, fleet: FleetReference | None) -> _Times:
+    """Without small fail-slows for which nobody is to blame: measured, all were well; or soon over.
+
+    A machine that is a tenth slower for some seconds is no node to be drained, and a study that
+    counts it finds fail-slows in every probe that is long enough.
+    """
+    small = _SMALL if fleet is None else max(_SMALL, fleet.limit_alone)
+
+    def counts(part: _Slow) -> bool:
+        verdicts = [verdict for id in part.ids for verdict in told.verdicts.get(id, ())]
+        if "" in part.ids or part.slowdown >= small or any(v.findings for v in verdicts):
+            return True
+        return not any(verdict.well for verdict in verdicts) and part.slow_s >= _SHORT_S
+
+    return replace(times, slow=tuple(part for part in times.slow if counts(part)))
+
+
+def _unrest_text(times: _Times, kept: _Times) -> str:
+    left = [part for part in times.slow if part not in kept.slow]
+    total_s, most = sum(part.slow_s for part in left), max(part.slowdown for part in left)
+    return (
+        f"Not counted: {total_s:.0f} s at ×{most:.2f} at most, for which no worker and no link "
+        "was found slow."
+    )
 
 
 def _accused(told: _Told, times: _Times, series: Mapping[str, NodeSeries]) -> Accused:
