@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,9 @@ __all__ = ["SlurmCluster"]
 
 _TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "sinfo", "scancel")
 _SBIN = "/usr/sbin:/sbin"
-_START_S, _STOP_S = 60.0, 3.0
+_START_S, _STOP_S, _KILL_S = 60.0, 3.0, 10.0
+_CANCEL_S = 15.0
+"""A job's processes have KillWait seconds to end by themselves."""
 _CONF = """
 ClusterName=failslow
 SlurmctldHost={host}(127.0.0.1)
@@ -287,37 +289,47 @@ class SlurmCluster:
         return list(dict(line.split() for line in told.splitlines()).values())
 
     def _stop(self) -> None:
-        """End the jobs, then the servers, and all that either started."""
+        """End the jobs and wait until their steps are gone, then the servers, and all that is left.
+
+        A slurmd that ends while it starts or ends a step leaves that step's slurmstepd behind.
+        """
         with suppress(subprocess.SubprocessError, OSError):
             self.run("scancel", "--user", psutil.Process().username(), limit_s=10.0)
-        ours = [child for server in self._servers for child in _family(server.pid)]
-        # a step's own slurmstepd has left its slurmd; what it runs is told by the environment
-        ours += [process for process in psutil.process_iter() if self._is_ours(process)]
+            deadline_s = time.monotonic() + _CANCEL_S
+            while self.run("squeue", "--noheader", limit_s=10.0) or self._steps():
+                if time.monotonic() > deadline_s:
+                    break
+                time.sleep(0.1)
         for server in self._servers:
             server.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + _STOP_S
         for server in self._servers:
             with suppress(subprocess.TimeoutExpired):
                 server.wait(max(0.1, deadline_s - time.monotonic()))
-        for process in ours:  # psutil knows a pid that is used again for another process
-            with suppress(psutil.Error):
-                process.kill()
+        deadline_s = time.monotonic() + _KILL_S
+        # what was started is told by the environment; it may start more until all of it is gone
+        while left := [process for process in psutil.process_iter() if self._is_ours(process)]:
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"processes that cannot be killed: {left}")
+            for process in left:  # psutil knows a pid that is used again for another process
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, 0.2)
         for server in self._servers:
             server.wait()
         self._servers = []
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _steps(self) -> list[psutil.Process]:
+        """What slurmd has started and has not ended yet."""
+        ours = filter(self._is_ours, psutil.process_iter(["name"]))
+        return [process for process in ours if process.info["name"] == "slurmstepd"]
+
     def _is_ours(self, process: psutil.Process) -> bool:
         with suppress(psutil.Error):
-            return process.environ().get("SLURM_CONF") == self.environ.get("SLURM_CONF", "-")
+            conf = process.environ().get("SLURM_CONF")
+            return process.pid != os.getpid() and conf == self.environ.get("SLURM_CONF", "-")
         return False
-
-
-def _family(pid: int) -> Sequence[psutil.Process]:
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    return []
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -7,60 +7,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.runtime.elastic_run import SETTINGS, ElasticRun, apart
 from tests.runtime.elastic_train import MICROBATCHES, MODEL
 from tests.testbed import TestBed, until
 
 from failslow.demo.job import losses_without
 from failslow.inject import throttle
-from failslow.journal import GrowingJournal, JournalEntry
 from failslow.records import Decision, Outcome
 
 NODE = Path(__file__).with_name("elastic_node.py")
-SETTINGS = {
-    "FAILSLOW_DETECT_MIN_DURATION_S": "2",
-    "FAILSLOW_LOCALIZE_PAUSES_PER_HOUR": "1000",
-    "FAILSLOW_LOCALIZE_MAX_PAUSE_SHARE": "1",
-    "FAILSLOW_LOCALIZE_RECHECK_S": "3",
-    "FAILSLOW_DECIDE_REDISTRIBUTE_COST_S": "100000",
-    "FAILSLOW_DECIDE_TOPOLOGY_COST_S": "100000",
-    "FAILSLOW_DECIDE_RESTART_COST_S": "2",
-}
 
 
-class Elastic:
-    """A job of three workers; all nodes share a folder, as a cluster's file system has it."""
+class Elastic(ElasticRun):
+    """One on a test bed."""
 
     def __init__(self, bed: TestBed, folder: Path) -> None:
-        self.bed, self.folder = bed, folder
-        self._journal = GrowingJournal(folder / "run" / "journal.jsonl")
-
-    def entries(self, kind: str) -> list[JournalEntry]:
-        self._journal.refresh()
-        return [entry for entry in self._journal.entries if entry.kind == kind]
-
-    def restarts(self) -> list[JournalEntry]:
-        return [e for e in self.entries("action") if e.record.get("what") == "restart"]
-
-    def losses(self, world: int) -> list[float]:
-        try:
-            lines = (self.folder / f"losses{world}.jsonl").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        return [float(line) for line in lines]
-
-    def saved_steps(self) -> int:
-        return int((self.folder / "checkpoint" / "latest").read_text().removeprefix("step-"))
-
-    def is_known(self) -> bool:
-        """All three workers were benchmarked in healthy times, and the healthy level is known."""
-        ranks = {
-            result["rank"]
-            for entry in self.entries("validation")
-            if entry.record.get("why") == "reference" and entry.record.get("ok")
-            for result in entry.record["results"]
-            if result["do"] == "gemm"
-        }
-        return ranks == {0, 1, 2} and len(self.losses(3)) > 60
+        super().__init__(folder)
+        self.bed = bed
 
     @contextmanager
     def slowed(self, node: int) -> Iterator[None]:
@@ -127,7 +90,7 @@ def test_a_slow_host_is_left_out_and_a_smaller_world_goes_on_from_the_checkpoint
         model=MODEL,
         workers=2,
     )
-    assert _apart([*before[:done], *after], plain) < 1e-5
+    assert apart([*before[:done], *after], plain) < 1e-5
 
 
 @pytest.mark.slow
@@ -155,8 +118,4 @@ def test_a_spare_takes_the_slow_hosts_place_and_no_loss_differs(tmp_path: Path) 
         workers=3,
     )
     assert len(plain) >= done + 20
-    assert _apart(once, plain) < 1e-5
-
-
-def _apart(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=False))
+    assert apart(once, plain) < 1e-5
