@@ -66,8 +66,15 @@ class RankProfile:
     rank: int
     node: str
     host: str = ""
+    """The physical machine (its boot id): containers of one machine are on one host."""
     device: str = ""
     """Model of the device ("cpu", "NVIDIA H200" …): only equal ones compare. "" unknown."""
+    device_id: str = ""
+    """Which of the machine's devices ("GPU-5fd4f087-…"); "" unknown, or its processor."""
+    nic: str = ""
+    """Interface that all its traffic was told to take; "" unknown."""
+    trees: bool = False
+    """Its all-reduces were told to run along trees (NCCL_ALGO)."""
     start_t: float
     end_t: float
     """Epoch seconds of the window, by the worker's clock."""

@@ -57,6 +57,11 @@ class LateDevice:
     def __init__(self) -> None:
         self._free_ns = 0
         self.capturing = False
+        self.asked = 0
+
+    def about(self) -> dict[str, str]:
+        self.asked += 1
+        return {"id": "GPU-7", "model": "Late 100"}
 
     def allreduce(self, tensors: Any, *_: Any) -> Any:
         self._free_ns = max(self._free_ns, time.monotonic_ns()) + int(LATE_S * 1e9)
@@ -133,9 +138,12 @@ def test_on_a_device_with_events_the_queue_is_not_in_the_durations(
     with replaced("Meta", device.allreduce):  # a tensor that is not on the CPU
         dist.all_reduce(torch.ones(4, device="meta"))
         reader = RingReader(next(folder.glob("*.ring")))
+        assert reader.device() == {}
         reader.set_profile(True)
         for _ in range(3):
             dist.all_reduce(torch.ones(4, device="meta"), async_op=True)
+        assert reader.device() == {"id": "GPU-7", "model": "Late 100"}
+        assert device.asked == 1
         device.capturing = True  # a CUDA graph: events would become part of it
         dist.all_reduce(torch.ones(4, device="meta"), async_op=True)
         calls = collect(reader, done=3)

@@ -45,6 +45,9 @@ class Device:
     def __init__(self) -> None:
         self._free_ns = 0
 
+    def about(self) -> dict[str, str]:
+        return {}
+
     def allreduce(self, tensors: Any, *_: Any) -> Any:
         self._free_ns = max(self._free_ns, time.monotonic_ns()) + int(LATE_S * 1e9)
         future: Any = torch.futures.Future()

@@ -17,9 +17,10 @@ from tests.localize.benching import Bench, bench, is_crowded
 from tests.transport.servers import free_port
 
 from failslow.inject import throttle
-from failslow.localize.benchmarks import describe_place, run_script
+from failslow.localize.benchmarks import describe_place, run, run_script
 from failslow.localize.benchmarks.accounts import Books
 from failslow.localize.benchmarks.helper import Helper, Lost
+from failslow.localize.benchmarks.meeting import NoMeeting
 from failslow.localize.benchmarks.transfer import receive_all, send_all
 from failslow.localize.judge import judge
 from failslow.localize.script import Script, WorkerPlace, expected_s, plan, reference_script
@@ -65,7 +66,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 def test_the_reference_script_measures_everybody_and_touches_nothing(job: Bench) -> None:
     places = job.places()
-    assert len({(p.host, p.device, p.device_count) for p in places}) == 1
+    assert len({(p.device, p.unit) for p in places}) == 1
     workers = as_nodes(places)
     script = reference_script(workers)
     reports = job.reports(job.order(script))
@@ -293,9 +294,24 @@ def test_whatever_is_wrong_with_a_script_is_in_the_results() -> None:
     assert alone([{"do": "gemm", "ranks": 3}])[0]["do"] == "all"
 
 
+def test_who_waits_for_nobody_asks_the_store_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def meet(*_: object, name: str, **__: object) -> None:
+        asked.append(name)
+        raise NoMeeting("there is no store")
+
+    monkeypatch.setattr(run, "Meeting", meet)
+    (result,) = alone([gemm(*range(100), wait=False), gemm(5)], name="apart")
+    assert result["error"] == ""
+    assert asked == []
+    alone([gemm(*range(100))], name="together")
+    assert asked == ["together"]
+
+
 def test_a_place_is_what_workers_are_planned_with() -> None:
     place = WorkerPlace(**describe_place(3, torch.device("cpu"), node="n7"))
-    assert (place.rank, place.node, place.device_count) == (3, "n7", 1)
+    assert (place.rank, place.node, place.device_id) == (3, "n7", "")
     assert place.device.startswith("cpu")
     assert place.host == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

@@ -13,7 +13,7 @@ from tests.testbed import TestBed
 
 from failslow.inject import congest, throttle
 from failslow.localize.judge import judge
-from failslow.localize.script import WorkerPlace, plan, reference_script
+from failslow.localize.script import ScriptSettings, WorkerPlace, plan, reference_script
 from failslow.records import Diagnosis, Suspect, Verdict
 
 pytestmark = pytest.mark.timeout(240)
@@ -85,6 +85,33 @@ def test_one_directed_link_is_told(nodes: Nodes, rate_mbit: float) -> None:
     (link,) = (f for f in found.findings if f.what == "link")
     assert (link.host, link.peer_host, link.nic) == (one.namespace, two.namespace, "eth0")
     assert link.slowdown == pytest.approx(1000 / rate_mbit, rel=0.35)
+
+
+def test_a_link_off_the_ring_is_found_along_the_trees(nodes: Nodes) -> None:
+    zero, two = nodes.bed.nodes[0], nodes.bed.nodes[2]
+    apart = ScriptSettings(all_pairs=0)  # as if there were more nodes than can be paired
+    group = Suspect(what="group", ranks=(0, 1, 2, 3), slowdown=2.0, extra_s=0.1, score=0.9)
+    suspicion = Diagnosis(episode="e", suspects=(group,))
+
+    def pause(well: tuple[str, ...]) -> tuple[set[tuple[int, int]], Verdict]:
+        for _ in range(6):
+            script = plan(suspicion, nodes.workers, apart, well=well)
+            results = nodes.job.run(script)
+            if not is_crowded(results):
+                pairs = [pair for stage in script for pair in stage.get("pairs", ())]
+                found = judge(results, nodes.healthy, nodes.workers, episode="e")
+                return {(here, there) for here, there in pairs}, found
+        pytest.skip("other work on this machine takes the cores these workers need")
+
+    with congest(zero.namespace, "eth0", 200, dst=two.address):
+        for _ in range(3):
+            ring, first = pause(())
+            if not named(first):
+                break
+        assert named(first) == set(), first
+        tree, second = pause(first.well)
+    assert (0, 2) in tree - ring
+    assert named(second) == {("link", (0,), (2,))}, second
 
 
 def test_a_nodes_egress_is_told_from_a_link(nodes: Nodes) -> None:

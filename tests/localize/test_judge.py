@@ -28,7 +28,7 @@ def job(nodes: int, per_node: int = 1, device: str = "NVIDIA H200") -> list[Work
             rank=node * per_node + local,
             node=f"n{node}",
             device=device,
-            device_count=1 if device.startswith("cpu") else per_node,
+            device_id="" if device.startswith("cpu") else f"GPU-{local}",
         )
         for node in range(nodes)
         for local in range(per_node)

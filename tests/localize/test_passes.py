@@ -8,7 +8,14 @@ from itertools import combinations
 
 import pytest
 
-from failslow.localize.passes import Pass, both_ways, ring_passes, tournament, tree_passes
+from failslow.localize.passes import (
+    Pass,
+    both_ways,
+    double_tree_passes,
+    ring_passes,
+    tournament,
+    tree_passes,
+)
 
 Make = Callable[[int], tuple[Pass, ...]]
 SIZES = range(2, 513)
@@ -34,8 +41,28 @@ def test_a_ring_takes_two_passes_if_even_and_three_if_odd() -> None:
 def test_a_tree_takes_four_passes() -> None:
     for size in SIZES:
         passes = tree_passes(size)
-        assert _links(passes) == Counter(((child - 1) // 2, child) for child in range(1, size))
+        parents = {child: parent for parent, child in _links(passes)}
+        assert sorted(parents) == list(range(1, size))
+        assert sum(map(len, passes)) == size - 1
+        assert max(Counter(parents.values()).values()) <= 2
+        assert all(parent % 2 == 0 for parent in parents.values()), "odd members are leaves"
         assert len(passes) <= 4
+
+
+def test_a_tree_is_the_one_that_nccl_draws_in_its_sources() -> None:
+    drawn = {8: (4, 12), 4: (2, 6), 2: (1, 3), 6: (5, 7), 12: (10, 13), 10: (9, 11), 0: (8,)}
+    assert set(_links(tree_passes(14))) == {(up, down) for up in drawn for down in drawn[up]}
+
+
+def test_who_passes_data_on_in_one_tree_is_a_leaf_of_the_other() -> None:
+    for size in SIZES:
+        passes = double_tree_passes(size)
+        for links in passes:
+            _links((links,))
+        one, other = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+        inner = {parent for parent, _ in _links(one)} & {parent for parent, _ in _links(other)}
+        assert len(inner) <= 2, "the roots"
+        assert len(passes) <= 8
 
 
 @pytest.mark.parametrize("size", [*range(2, 66), 127, 128, 511, 512])
@@ -54,6 +81,6 @@ def test_both_ways_has_every_link_in_each_direction(make: Make, size: int) -> No
     assert len(both_ways(one_way)) == 2 * len(one_way)
 
 
-@pytest.mark.parametrize("make", [ring_passes, tree_passes, tournament])
+@pytest.mark.parametrize("make", [ring_passes, tree_passes, double_tree_passes, tournament])
 def test_alone_there_is_nobody_to_talk_to(make: Make) -> None:
     assert make(1) == make(0) == ()

@@ -206,6 +206,41 @@ def test_the_device_s_model_is_the_driver_s(streams: Streams, tmp_path: Path) ->
     assert device() == "", "which of the two it is cannot be told"
 
 
+def test_a_worker_s_own_word_on_its_device_outranks_the_driver_s(streams: Streams) -> None:
+    workers = [Scripted(streams, rank, backend="cuda:nccl") for rank in range(2)]
+    workers[0].description["device"] = {"id": "GPU-5fd4", "model": "NVIDIA H200"}
+    told, silent = (read_profile_body(report.body) for report in Node(workers).until(15.0))
+    assert (told.device, told.device_id) == ("NVIDIA H200", "GPU-5fd4")
+    assert (silent.device, silent.device_id) == ("", "")
+
+
+def test_a_host_is_a_machine_whatever_its_containers_are_called(streams: Streams) -> None:
+    workers = [Scripted(streams, rank) for rank in range(2)]
+    for worker in workers:
+        worker.description |= {"host": f"container-{worker.rank}", "boot_id": "8c1f"}
+    profiles = [read_profile_body(report.body) for report in Node(workers).until(15.0)]
+    assert [profile.host for profile in profiles] == ["8c1f"] * 2
+    assert [profile.node for profile in profiles] == ["gpu-17"] * 2  # what people call it
+
+
+@pytest.mark.parametrize(
+    ("backend", "nic", "trees"), [("gloo", "eth0", False), ("cuda:nccl", "", True)]
+)
+def test_what_messages_go_through_and_along_is_what_the_backend_was_told(
+    streams: Streams, backend: str, nic: str, *, trees: bool
+) -> None:
+    worker = Scripted(streams, 0, backend=backend)
+    worker.description |= {"gloo_interface": "eth0", "nccl_algorithms": "Tree"}
+    profile = read_profile_body(Node([worker]).until(15.0)[0].body)
+    assert (profile.nic, profile.trees) == (nic, trees)
+
+
+def test_a_pattern_names_no_interface(streams: Streams) -> None:
+    worker = Scripted(streams, 0)
+    worker.description["gloo_interface"] = "eth0,eth1"
+    assert read_profile_body(Node([worker]).until(15.0)[0].body).nic == ""
+
+
 # -- messages ------------------------------------------------------------------------------------
 
 

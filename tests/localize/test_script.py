@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from tests.localize.made_results import Culprits, Lab
 from failslow.config import LocalizeConfig
 from failslow.errors import ConfigError
 from failslow.localize.judge import judge
+from failslow.localize.passes import both_ways, double_tree_passes
 from failslow.localize.script import (
     Script,
     ScriptSettings,
@@ -22,22 +24,23 @@ from failslow.localize.script import (
     plan,
     reference_script,
 )
+from failslow.localize.script_wire import pack, share, unpack
 from failslow.mailbox import MAX_LETTER
 from failslow.records import Diagnosis, Suspect
+from failslow.runtime.transport.endpoint import MAX_PAYLOAD_BYTES
 
 
 def job(
     nodes: int, per_node: int, device: str = "NVIDIA H200", host: str = ""
 ) -> list[WorkerPlace]:
     """host: all nodes are on this machine."""
-    count = 1 if device.startswith("cpu") else per_node
     return [
         WorkerPlace(
             rank=node * per_node + local,
             node=f"n{node}",
             host=host,
             device=device,
-            device_count=count,
+            device_id="" if device.startswith("cpu") else f"GPU-{local}",
         )
         for node in range(nodes)
         for local in range(per_node)
@@ -76,9 +79,11 @@ def check(script: Script, workers: list[WorkerPlace], budget_s: float) -> None:
     assert script == json.loads(json.dumps(script))
     for stage in script:
         assert 0.0 < stage["expect_s"] <= stage["limit_s"]
-        at_once = Counter(places[rank].machine for rank in stage.get("ranks", ()))
-        for machine, count in at_once.items():
-            assert count <= next(w.device_count for w in workers if w.machine == machine)
+        shared = [
+            places[rank].unit if stage["do"] == "gemm" else places[rank].machine
+            for rank in stage.get("ranks", ())
+        ]
+        assert len(shared) == len(set(shared))
         pairs = stage.get("pairs", ())
         ends = Counter(rank for pair in pairs for rank in pair)
         between = [pair for pair in pairs if places[pair[0]].node != places[pair[1]].node]
@@ -136,10 +141,7 @@ def test_nobody_disturbs_another_and_the_budget_holds(
 
 def test_a_suspect_computes_with_its_like_on_other_hosts() -> None:
     workers = [*job(20, 8)]
-    workers[12:20] = [
-        WorkerPlace(rank=w.rank, node=w.node, device="NVIDIA A100", device_count=8)
-        for w in workers[12:20]
-    ]
+    workers[12:20] = [replace(w, device="NVIDIA A100") for w in workers[12:20]]
     script = plan(diagnosis(suspect("compute", 37)), workers)
     assert 37 in computing(script)
     others = set(computing(script)) - set(range(32, 40))
@@ -216,20 +218,129 @@ def test_a_small_job_is_measured_whole_when_nobody_is_suspected(found: Diagnosis
     assert set(computing(script[:first_link])) == set(computing(script[first_link:]))
 
 
-def test_a_very_large_job_sends_few_and_its_script_fits_a_letter() -> None:
+def test_a_very_large_job_computes_on_few_and_sends_along_the_whole_ring() -> None:
     workers = job(1280, 8)
     group = suspect("group", *range(0, 10240, 8))
-    found = diagnosis(group, suspect("compute", 77))
-    for script, most, size in (
-        (plan(found, workers), 1024, MAX_LETTER // 2),
-        (plan(None, workers), 64, MAX_LETTER // 4),
-    ):
+    for found, ends in ((diagnosis(group, suspect("compute", 77)), 1280), (None, 16)):
+        script = plan(found, workers)
         assert len(computing(script)) <= 64
-        assert len({rank for pair in links(script) for rank in pair}) <= most
-        assert len(json.dumps(script)) < size
-    reference = reference_script(workers)
-    assert len(computing(reference)) == 512
-    assert len(json.dumps(reference)) < MAX_LETTER // 4
+        assert len({rank for pair in links(script) for rank in pair}) == ends
+        assert len(json.dumps(share(script, range(72, 80)))) < MAX_LETTER // 8
+        assert len(json.dumps(pack(script))) < MAX_PAYLOAD_BYTES // 8
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "device"),
+    [(128, 8, "NVIDIA H200"), (127, 8, "NVIDIA H200"), (128, 8, "cpu"), (1024, 1, "cpu"),
+     (1280, 8, "NVIDIA H200")],
+)  # fmt: skip
+def test_the_reference_covers_every_rank_and_the_ring_at_any_size(
+    nodes: int, per_node: int, device: str
+) -> None:
+    workers = job(nodes, per_node, device)
+    script = reference_script(workers, ScriptSettings.from_config(LocalizeConfig()))
+    check(script, workers, 4.0)
+    assert set(computing(script)) == set(range(nodes * per_node))
+    checked = {workers[r].node for stage in script if stage["do"] == "host" for r in stage["ranks"]}
+    assert len(checked) == nodes
+    firsts = [node * per_node for node in range(nodes)]
+    ring = set(zip(firsts, [*firsts[1:], firsts[0]], strict=True))
+    assert set(links(script)) == ring | {(b, a) for a, b in ring}
+    # what is said of it: to all agents at once, and to the workers of one node
+    message = json.dumps(pack(script))
+    assert len(message) < MAX_PAYLOAD_BYTES // 16
+    assert unpack(json.loads(message)) == script
+    last = range((nodes - 1) * per_node, nodes * per_node)
+    part = share(script, last)
+    assert len(json.dumps(part)) < MAX_LETTER // 16
+    assert len(part) == len(script)
+    assert set(computing(part)) == set(last)
+    assert {pair for pair in links(script) if firsts[-1] in pair} == set(links(part))
+    # who takes turns waits for its node's others, who does not for nobody
+    waves = [stage for stage in part if stage["do"] == "gemm"]
+    takes_turns = device == "cpu" and per_node > 1
+    assert {len(stage["ranks"]) for stage in waves} == {1 if takes_turns else per_node}
+    assert {stage.get("wait", True) for stage in waves} == {takes_turns}
+
+
+def test_a_thousand_ranks_later_compare_with_their_own_reference() -> None:
+    workers = job(128, 8)
+    lab = Lab(workers=workers, noise=0.02)
+    healthy = lab.run(reference_script(workers))
+    assert judge(healthy, [], workers, episode="").findings == ()
+    slow = Culprits(devices={77: 1.3}, links={("n5", "n6"): 3.0})
+    group = suspect("group", *range(0, 1024, 8))
+    script = plan(diagnosis(suspect("compute", 77, score=0.9), group), workers)
+    results = lab.run(script, slow)
+    named = judge(results, healthy, workers, episode="e").findings
+    assert {finding.key for finding in named} == {"device rank 77", "link n5>n6"}
+    # alone, with nobody to compare it with but what it was itself
+    alone = [r for r in results if r["rank"] == 77 and r["do"] == "gemm"]
+    (device,) = judge(alone, healthy, workers, episode="e").findings
+    assert device.slowdown == pytest.approx(1.3, abs=0.1)
+
+
+def test_ranks_that_share_a_device_take_turns_and_others_do_not() -> None:
+    apart = job(2, 8)
+    script = plan(None, apart)
+    assert [len(stage["ranks"]) for stage in script if stage["do"] == "gemm"] == [16]
+    shared = [replace(w, device_id=f"GPU-{w.rank % 2}") for w in apart]
+    waves = [stage["ranks"] for stage in plan(None, shared) if stage["do"] == "gemm"]
+    assert [len(wave) for wave in waves] == [4] * 4
+    check(plan(None, shared), shared, 4.0)
+    unknown = [replace(w, device_id="") for w in apart]
+    waves = [stage["ranks"] for stage in plan(None, unknown) if stage["do"] == "gemm"]
+    assert {len(wave) for wave in waves} == {2}
+
+
+def test_containers_of_one_machine_take_turns_on_its_processor() -> None:
+    workers = job(4, 1, "cpu", "one machine")
+    waves = [stage["ranks"] for stage in plan(None, workers) if stage["do"] in ("gemm", "host")]
+    assert {len(wave) for wave in waves} == {1}
+    # GPUs of their own, but one processor
+    gpus = [replace(w, device="NVIDIA H200", device_id=f"GPU-{w.rank}") for w in workers]
+    script = plan(None, gpus)
+    assert [len(stage["ranks"]) for stage in script if stage["do"] == "gemm"] == [4]
+    assert [len(stage["ranks"]) for stage in script if stage["do"] == "host"] == [1] * 4
+
+
+def around(size: int) -> set[tuple[int, int]]:
+    """A ring, both ways."""
+    return {link for a in range(size) for b in [(a + 1) % size] for link in ((a, b), (b, a))}
+
+
+def trees(size: int) -> set[tuple[int, int]]:
+    return {link for way in both_ways(double_tree_passes(size)) for link in way}
+
+
+def test_a_job_told_to_use_trees_is_measured_along_them() -> None:
+    workers = [replace(w, trees=True) for w in job(12, 1, "cpu")]
+    found = diagnosis(suspect("group", *range(12)))
+    for script in (plan(found, workers), reference_script(workers)):
+        assert set(links(script)) == trees(12)
+        check(script, workers, 8.0)
+
+
+def test_where_the_ring_is_well_trees_bring_the_links_that_nobody_measured() -> None:
+    workers, group = job(12, 1, "cpu"), suspect("group", *range(12))
+    off = Culprits(links={("n0", "n8"): 4.0})  # not between neighbours
+    lab = Lab(workers=workers, noise=0.02)
+    ring = plan(diagnosis(group), workers)
+    assert set(links(ring)) == around(12)
+    first = judge(lab.run(ring, off), [], workers, episode="e")
+    assert first.findings == ()
+    tree = plan(diagnosis(group), workers, well=first.well)
+    assert set(links(tree)) == trees(12)
+    second = judge(lab.run(tree, off), [], workers, episode="e")
+    assert [finding.key for finding in second.findings] == ["link n0>n8"]
+    check(tree, workers, 4.0)
+    # where not the whole ring is known to be well, nor where the trees are, too
+    for known in (
+        [key for key in first.well if key != "link n3>n4"],
+        [*first.well, *judge(lab.run(tree), [], workers, episode="e").well],
+    ):
+        assert set(links(plan(diagnosis(group), workers, well=known))) == around(12)
+    assert set(links(plan(None, workers, well=first.well))) == trees(12)
 
 
 def test_a_long_ring_is_measured_whole_in_as_many_passes_as_a_short_one() -> None:

@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from failslow.capture.device import current_device
+
 __all__ = ["Completions", "CudaClock", "DeviceClock"]
 
 _PERIOD_S = 0.001
@@ -31,6 +33,10 @@ _PENDING = 1024
 
 class DeviceClock(Protocol):
     """Marks moments in the order of the device's work."""
+
+    def about(self) -> dict[str, str]:
+        """Which device: its id and its model (`capture.device`)."""
+        ...
 
     def mark(self) -> Any:
         """An event at the end of the work queued so far; None where none may be recorded."""
@@ -47,6 +53,9 @@ class DeviceClock(Protocol):
 
 class CudaClock:
     """CUDA events on the current stream; none while a graph is being captured."""
+
+    def about(self) -> dict[str, str]:
+        return current_device()
 
     def mark(self) -> Any:
         import torch
@@ -84,10 +93,8 @@ class Completions:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self, on_cpu: bool) -> Any:
-        """To be called just before the collective: what `follow` wants back."""
-        if on_cpu:
-            return None
+    def begin(self) -> Any:
+        """To be called just before a collective on a device: what `follow` wants back."""
         if self._anchor is None:
             self._anchor = self._device.mark()
             if self._anchor is not None:

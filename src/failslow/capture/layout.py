@@ -7,6 +7,7 @@ agent). All integers are little-endian, all times CLOCK_MONOTONIC nanoseconds. T
              head (records written so far), groups_used, control (the agent's wishes), faults;
              from 512 on the collectives begun so far on each group that spans all workers
     4096     description: one JSON object (host, job, rank, op names, clock anchor, mode ...)
+    15872    device: one JSON object, once the worker is known to compute on one of its own
     16384    group table: one JSON line a group, appended when the group appears:
              {"id":1,"name":"3","desc":"mesh_tp","backend":"gloo","size":2,"ranks":[[0,2,1]],...}
     ...      `capacity` records of 64 bytes; record number n lives in slot (n - 1) % capacity
@@ -27,6 +28,7 @@ __all__ = [
     "CONTROL_PROFILE",
     "COUNTED_GROUPS",
     "DESCRIPTION_OFFSET",
+    "DEVICE_OFFSET",
     "DONE",
     "DTYPES",
     "FLAG_ASYNC",
@@ -39,6 +41,7 @@ __all__ = [
     "OFFSET_CLOSED",
     "OFFSET_CONTROL",
     "OFFSET_COUNTS",
+    "OFFSET_DEVICE",
     "OFFSET_FAULTS",
     "OFFSET_GROUPS_USED",
     "OFFSET_HEAD",
@@ -72,11 +75,14 @@ OFFSET_GROUPS_USED: Final = 192
 OFFSET_CONTROL: Final = 256
 OFFSET_FAULTS: Final = 320
 OFFSET_CLOSED: Final = 384
+OFFSET_DEVICE: Final = 448
+"""Bytes of what is told of the device; 0: nothing yet."""
 OFFSET_COUNTS: Final = 512
 COUNTED_GROUPS: Final = (4096 - OFFSET_COUNTS) // 8
 """Groups whose collectives are counted: those numbered below it, if they span all workers. A count
 begins at 0 with each making of the group, and is the same on all ranks at the same call."""
 DESCRIPTION_OFFSET: Final = 4096
+DEVICE_OFFSET: Final = 15872
 GROUPS_OFFSET: Final = 16384
 
 CONTROL_PROFILE: Final = 1

@@ -109,10 +109,6 @@ class NativeRecorder(Recorder):
         del state
         self.extension.flush()
 
-    def begin_on_device(self) -> Any:
-        """Profiling on a GPU: before a call."""
-        return self._completions.begin(on_cpu=False)
-
     def follow_on_device(self, noted: tuple[int, int, int, int], work: Any, begun: Any) -> None:
         """Profiling on a GPU: report when the call is complete."""
         self._completions.follow(noted, work, begun, on_cpu=False, polls=False)

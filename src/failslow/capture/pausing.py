@@ -133,7 +133,7 @@ class Pauser:
         import torch
         from torch.distributed import distributed_c10d as c10d
 
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if _cuda_is_used() and torch.cuda.is_current_stream_capturing():
             return "a CUDA graph is being captured"
         if getattr(c10d._world, "pg_coalesce_state", None):
             return "the call is one of several that are issued together"
@@ -167,7 +167,7 @@ def _benchmarks(limit_s: float) -> Runner:
     """What the script is run by, on the device of this thread."""
     import torch
 
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
+    used = _cuda_is_used()
     device = torch.device("cuda", torch.cuda.current_device()) if used else torch.device("cpu")
 
     def run(script: list[Any], number: int) -> list[Any]:
@@ -185,6 +185,13 @@ def _benchmarks(limit_s: float) -> Runner:
         )
 
     return run
+
+
+def _cuda_is_used() -> bool:
+    """By the trainer: even asking what there is could set CUDA up in a process that does not."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
 
 
 def _silence_s() -> float:

@@ -142,6 +142,15 @@ class RingReader:
         self._groups_read = used
         return list(self._groups)
 
+    def device(self) -> dict[str, Any]:
+        """What the worker computes on; {} where it has not told, or is at it."""
+        (used,) = layout.U64.unpack_from(self._memory, layout.OFFSET_DEVICE)
+        try:
+            told = json.loads(self._memory[layout.DEVICE_OFFSET : layout.DEVICE_OFFSET + used])
+        except ValueError:
+            return {}
+        return told if isinstance(told, dict) else {}
+
     def count(self, number: int) -> int:
         """Collectives the worker has begun on this group; 0 for one that does not span all."""
         if not 0 <= number < layout.COUNTED_GROUPS:

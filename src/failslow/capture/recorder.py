@@ -97,7 +97,10 @@ class Recorder:
         """The ring's bytes; `control[OFFSET_CONTROL]` is what the agent asks for."""
         self.faults: dict[str, int] = {}
         """{what went wrong in our own code: how often}."""
-        self._completions = Completions(self._done, device or CudaClock())
+        self._device = device or CudaClock()
+        self._told = False
+        """The agent knows what this process computes on."""
+        self._completions = Completions(self._done, self._device)
         self._description = description
         self._unwaited: dict[int, tuple[int, int, int, int]] = {}
         self._optimizers: dict[int, int] = {}
@@ -219,10 +222,20 @@ class Recorder:
         """Profiling: before a call. What `follow` wants back."""
         try:
             first = message[0] if isinstance(message, (list, tuple)) else message
-            return self._completions.begin(first.is_cpu)
+            return None if first.is_cpu else self.begin_on_device()
         except Exception as error:
             self.fault(error)
             return None
+
+    def begin_on_device(self) -> Any:
+        """Profiling on a GPU: before a call. Its device is told first, as it is in use by now."""
+        if not self._told and self.ring is not None:
+            self._told = True
+            try:
+                self.ring.tell_device(self._device.about())
+            except Exception as error:
+                self.fault(error)
+        return self._completions.begin()
 
     def follow(self, state: ThreadState, work: Any, begun: Any) -> None:
         """Profiling: write the call now and report when it is complete."""

@@ -51,6 +51,8 @@ DEFAULT_CAPACITY = 1 << 16
 MAX_CAPACITY = 1 << 22
 GROUPS_CAPACITY = 256 * 1024
 _SHM = Path("/dev/shm")
+_LONGEST = 200
+"""Characters kept of a variable of the environment."""
 _SPARED = 10
 """Rings take at most this part of what is free there."""
 Append = Callable[
@@ -242,6 +244,9 @@ class RingWriter:
             "rank": rank,
             "world_size": world_size,
             "host": socket.gethostname(),
+            # what its collectives go through and along, as far as its environment tells
+            "gloo_interface": environ.get("GLOO_SOCKET_IFNAME", "")[:_LONGEST],
+            "nccl_algorithms": environ.get("NCCL_ALGO", "")[:_LONGEST],
             "pid": pid,
             "pid_start_ticks": process_start_ticks(pid) or 0,
             "pid_namespace": _pid_namespace(),
@@ -271,7 +276,7 @@ class RingWriter:
     def _create_in(cls, folder: Path, about: Mapping[str, Any]) -> RingWriter | str:
         """The ring, or why it cannot be made there."""
         pid, capacity, text = about["pid"], about["capacity"], json.dumps(about).encode()
-        if len(text) > layout.GROUPS_OFFSET - layout.DESCRIPTION_OFFSET:
+        if len(text) > layout.DEVICE_OFFSET - layout.DESCRIPTION_OFFSET:
             return "the description of the job is too long"
         stem = f"failslow-{os.getuid()}-{about['job']}-r{about['rank']}-p{pid}"
         path, unfinished = folder / f"{stem}.ring", folder / f"{stem}.tmp"
@@ -324,6 +329,16 @@ class RingWriter:
         self._groups_used = end
         layout.U64.pack_into(self.memory, layout.OFFSET_GROUPS_USED, end)
         return True
+
+    def tell_device(self, about: Mapping[str, Any]) -> None:
+        """What the worker computes on (`capture.device`); again: what was told before is replaced.
+
+        One that is too long is left out.
+        """
+        text = json.dumps(about, separators=(",", ":")).encode()
+        if about and len(text) <= layout.GROUPS_OFFSET - layout.DEVICE_OFFSET:
+            self.memory[layout.DEVICE_OFFSET : layout.DEVICE_OFFSET + len(text)] = text
+            layout.U64.pack_into(self.memory, layout.OFFSET_DEVICE, len(text))
 
     def count_fault(self) -> None:
         """A sample was lost to a fault of ours."""

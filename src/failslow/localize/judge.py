@@ -158,10 +158,13 @@ class _Case:
                 hosts[rank] = []  # a check of a moment, where the work itself is as fast as ever
         findings = together
         nodes = dict.fromkeys(self.places[r].node for r in (*now, *hosts))
+        workers: dict[str, list[int]] = {}
+        for rank, place in sorted(self.places.items()):
+            workers.setdefault(place.node, []).append(rank)
         for node in nodes:
-            findings += self._node(node, now, slow, waiting, hosts)
+            findings += self._node(tuple(workers[node]), now, slow, waiting, hosts)
         for node in nodes:
-            ranks = {rank for rank, place in self.places.items() if place.node == node}
+            ranks = set(workers[node])
             tested = ranks & now.keys()
             # no check of this host where others were checked: it was not asked
             checked = not hosts or bool(ranks & hosts.keys())
@@ -239,14 +242,13 @@ class _Case:
 
     def _node(
         self,
-        node: str,
+        workers: tuple[int, ...],
         gemms: Mapping[int, GemmReading],
         slow: Mapping[int, Compared],
         waiting: Mapping[int, Compared],
         hosts: Mapping[int, list[tuple[HostReading, Compared]]],
     ) -> list[Finding]:
-        """What is slow on one node: single devices, the host, or both."""
-        workers = tuple(r for r, place in sorted(self.places.items()) if place.node == node)
+        """What is slow on one node, that of these workers: single devices, the host, or both."""
         tested = [rank for rank in workers if rank in gemms]
         culprits = [rank for rank in tested if rank in slow]
         checks = {rank: hosts[rank] for rank in workers if hosts.get(rank)}
@@ -286,7 +288,7 @@ class _Case:
                 what="host",
                 slowdown=max(ratios),
                 ranks=ranks,
-                host=node,
+                host=self.places[workers[0]].node,
                 measurements=tuple(numbers),
             ),
         ]

@@ -6,6 +6,8 @@ arXiv 2410.12588, section 5.2):
 
     >>> ring_passes(4)
     (((0, 1), (2, 3)), ((1, 2), (3, 0)))
+    >>> tree_passes(4)
+    (((2, 1),), ((0, 2),), ((2, 3),))
     >>> both_ways(ring_passes(2))
     (((0, 1),), ((1, 0),))
     >>> len(ring_passes(7)), len(tree_passes(500)), len(tournament(6))
@@ -16,7 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["Pass", "both_ways", "ring_passes", "tournament", "tree_passes"]
+__all__ = [
+    "Pass",
+    "both_ways",
+    "double_tree_passes",
+    "names_tree",
+    "ring_passes",
+    "tournament",
+    "tree_passes",
+]
 
 Pass = tuple[tuple[int, int], ...]
 """Pairs (sender, receiver) that no member has two of."""
@@ -35,16 +45,60 @@ def ring_passes(size: int) -> tuple[Pass, ...]:
 
 
 def tree_passes(size: int) -> tuple[Pass, ...]:
-    """Links parent -> child of a binary tree (children of i: 2i+1 and 2i+2), in up to 4 passes.
+    """Links parent -> child of the binary tree that NCCL makes of its nodes, in up to 4 passes.
 
-    One for each of left and right children at odd and at even depth: a member's own parent is in
-    a pass of the other parity than its children.
+    One for each of first and second children at odd and at even depth: a member's own parent is
+    in a pass of the other parity than its children.
     """
-    passes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    passes: dict[tuple[int, bool], list[tuple[int, int]]] = {}
     for child in range(1, size):
-        depth = (child + 1).bit_length() - 1
-        passes.setdefault((depth % 2, child % 2), []).append(((child - 1) // 2, child))
+        parent, depth = _parent(child, size), 1
+        above = parent
+        while above:
+            above, depth = _parent(above, size), depth + 1
+        passes.setdefault((depth % 2, child > parent > 0), []).append((parent, child))
     return tuple(map(tuple, passes.values()))
+
+
+def _parent(member: int, size: int) -> int:
+    """Odd members are leaves; a member's lowest bit says how high it is in the tree."""
+    lowest = member & -member
+    above = member ^ lowest | lowest << 1
+    return above if above < size else member ^ lowest
+
+
+def double_tree_passes(size: int) -> tuple[Pass, ...]:
+    """Links of both trees between which NCCL halves the data, in up to 8 passes.
+
+    The second one is the first turned round, or moved on by one where the size is odd: its inner
+    members are leaves of the other.
+    """
+    first = tree_passes(size)
+    if size % 2:
+        second = [(member + 1) % size for member in range(size)]
+    else:
+        second = list(range(size))[::-1]
+    return first + tuple(tuple((second[a], second[b]) for a, b in links) for links in first)
+
+
+def names_tree(algorithms: str) -> bool:
+    """Whether NCCL_ALGO makes all-reduces trees, and never rings.
+
+    >>> names_tree("Tree"), names_tree("allreduce:tree;allgather:ring"), names_tree("^ring")
+    (True, True, True)
+    >>> names_tree("Ring,Tree"), names_tree("^tree"), names_tree("allgather:ring"), names_tree("")
+    (False, False, False, False)
+    """
+    for rule in algorithms.lower().split(";"):
+        of, colon, names = rule.rpartition(":")
+        if colon and of.strip() != "allreduce":
+            continue
+        excluded = names.strip().startswith("^")
+        listed = {name.strip() for name in names.strip().lstrip("^").split(",")}
+        trees = {"tree", "nvlstree"} & listed
+        if ("ring" in listed and not trees) if excluded else (bool(trees) and "ring" not in listed):
+            return True
+    return False
 
 
 def tournament(size: int) -> tuple[Pass, ...]:

@@ -34,6 +34,7 @@ from typing import Any, Literal
 from failslow.config import LocalizeConfig
 from failslow.localize.pause_node import PauseNode
 from failslow.localize.pause_worker import TOPIC, PauseWorker
+from failslow.localize.script_wire import pack
 from failslow.steering import SteerMode
 
 __all__ = ["TOPIC", "PauseLead", "PauseNode", "PauseResult", "PauseWorker"]
@@ -316,7 +317,7 @@ class PauseLead:
                 at=at,
                 hold_s=pause.hold_s,
                 for_s=pause.prepare_s + pause.hold_s,
-                script=pause.script,
+                script=pack(pause.script),
                 limit_s=self._limit_s(pause),
             )
         ]
@@ -338,7 +339,8 @@ class PauseLead:
         return [self._order("release", pause)]
 
     def _ended(self, pause: _Pause, now_s: float) -> list[Body]:
-        if pause.done.keys() | pause.over >= pause.ranks:
+        enough = len(pause.done) + len(pause.over) >= len(pause.ranks)
+        if enough and pause.done.keys() | pause.over >= pause.ranks:
             self._settle(pause, now_s)
         return []
 

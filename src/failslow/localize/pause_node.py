@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from failslow.localize.pause_worker import TOPIC
+from failslow.localize.script_wire import share, unpack
 
 __all__ = ["Action", "Attend", "GroupCount", "PauseNode", "Post", "Tell", "WorkerView"]
 
@@ -166,13 +167,14 @@ class PauseNode:
         return _FAST_S if self._parts and waiting else math.inf
 
     def order(self, body: Mapping[str, Any], now_s: float) -> None:
-        """Take an order. Raises KeyError or ValueError when it is none."""
+        """Take an order. Raises KeyError, TypeError or ValueError when it is none."""
         what, number = body["do"], int(body["id"])
         if what == "survey":
             self._surveys.append(body)
         elif what == "arm" and number > self._id:
+            script = unpack(body["script"])
             self._drop(now_s)
-            self._order, self._id, self._committed = body, number, False
+            self._order, self._id, self._committed = {**body, "script": script}, number, False
             self._until_s = now_s + float(body["for_s"])
         elif what == "commit" and number == self._id and not self._committed:
             self._committed = True
@@ -212,7 +214,8 @@ class PauseNode:
                 self._answer(view, survey, now_s)
         self._surveys.clear()
         if self._order is not None:
-            order, self._order = self._order, None
+            order, self._order = dict(self._order), None
+            order["script"] = share(order["script"], [view.rank for view in views])
             for view in views:
                 if view.alive:
                     self._arm(view, order, now_s)

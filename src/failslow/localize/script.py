@@ -9,20 +9,20 @@ In: a suspicion, and where the workers are. Out: a script, one JSON object a sta
      "limit_s":0.6,"expect_s":0.17}
 
 A pair is directed: the first sends. The most useful stages come first; what the budget does not
-bear is left out. On one physical host no more workers compute at once than it has devices, and a
-network card carries one transfer at a time: they must measure themselves, not each other.
+bear is left out. Workers that share a device take turns, and a network card carries one transfer
+at a time: they must measure themselves, not each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
-from failslow.config import LocalizeConfig
-from failslow.errors import ConfigError
-from failslow.localize.passes import Pass, both_ways, ring_passes, tournament
-from failslow.records import Diagnosis, Suspect
+from failslow.localize.passes import Pass, both_ways, double_tree_passes, ring_passes, tournament
+from failslow.localize.script_settings import ScriptSettings, WorkerPlace, endpoint, is_cpu
+from failslow.localize.stages import Script, Stages
+from failslow.records import Diagnosis, Finding, Suspect
 
 __all__ = [
     "Script",
@@ -35,140 +35,31 @@ __all__ = [
     "reference_script",
 ]
 
-Stage = dict[str, Any]
-Script = list[Stage]
-"""Stages in order, JSON."""
 T = TypeVar("T")
-Links = list[tuple[float, int, int]]
-"""(usefulness, sending rank, receiving rank)."""
-Ranks = list[tuple[float, int]]
-"""(usefulness, rank)."""
 
-_SUSPECT, _PEER, _AROUND, _COMPARE, _WHOLE, _REST, _AGAIN = (
-    100.0, 90.0, 80.0, 70.0, 50.0, 40.0, 30.0,
-)  # fmt: skip
+_SUSPECT, _PEER, _AROUND, _COMPARE, _WHOLE, _REST = 100.0, 90.0, 80.0, 70.0, 50.0, 40.0
 """How useful a measurement is; a suspect's own score is added."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlace:
-    """Where a worker runs, as far as measuring must know."""
-
-    rank: int
-    node: str
-    """What the job takes for a host: what a verdict names."""
-    host: str = ""
-    """The physical machine (its boot id); "" = the node."""
-    device: str = "cpu"
-    """Model of the device ("cpu", "cpu Intel(R) Xeon(R)", "NVIDIA H200"): only equal ones
-    compare."""
-    device_count: int = 1
-    """Devices of the physical host; a CPU is one, whatever its cores."""
-    nic: str = ""
-    """Network card it sends through; "" unknown, then taken as shared by the node's workers."""
-
-    @property
-    def machine(self) -> str:
-        """The physical host."""
-        return self.host or self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptSettings:
-    """How much is measured. Zeros and "" stand for what suits the device (`for_device`)."""
-
-    budget_s: float = 4.0
-    """Seconds the stages may take by estimate."""
-    peers: int = 3
-    """Healthy workers beside the suspects, and endpoints beside a suspect link's own."""
-    most_ranks: int = 64
-    """Workers that compute, at most."""
-    most_endpoints: int = 16
-    """Jobs of so many nodes, or fewer, have their whole ring measured."""
-    most_ring: int = 1024
-    """Nodes of a suspect group, at most, whose ring is measured: the script must fit a letter."""
-    all_pairs: int = 4
-    """Groups of so many nodes, or fewer, have every pair measured."""
-    gemm_dtype: str = ""
-    gemm_size: int = 0
-    """Rows and columns of the square matrices."""
-    gemm_s: float = 0.0
-    """Seconds a worker computes, besides warming up."""
-    rounds: int = 0
-    """Times each worker computes, apart from each other: a CPU has slow spells of its own (what
-    else its machine does), and the faster round counts."""
-    gemm_repeats: int = 5
-    """...and how many products at least."""
-    sizes_bytes: tuple[int, ...] = ()
-    """Of transfers."""
-    repeats: int = 3
-    """Transfers of each size."""
-    bandwidth: float = 0.0
-    """Bytes per second a healthy link is expected to carry, for the estimate."""
-    connect_s: float = 0.0
-    """Seconds until a pair is connected, for the estimate."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.budget_s <= 60.0:
-            raise ConfigError(f"budget_s ({self.budget_s:g}) must be above 0 and at most 60")
-        if not 0 <= self.gemm_size <= 65536 or self.gemm_repeats < 1 or self.repeats < 1:
-            raise ConfigError(
-                f"gemm_size ({self.gemm_size}) must be 0 to 65536, gemm_repeats "
-                f"({self.gemm_repeats}) and repeats ({self.repeats}) at least 1"
-            )
-        if any(not 1 <= size <= 2**31 for size in self.sizes_bytes):
-            raise ConfigError(f"sizes_bytes {self.sizes_bytes} must each be 1 to 2147483648")
-        if not 0 <= self.rounds <= 10:
-            raise ConfigError(f"rounds ({self.rounds}) must be 0 to 10")
-        if self.peers < 0 or self.most_ranks < 1 or min(self.most_endpoints, self.all_pairs) < 0:
-            raise ConfigError(
-                f"peers ({self.peers}), most_endpoints ({self.most_endpoints}) and all_pairs "
-                f"({self.all_pairs}) must be at least 0, most_ranks ({self.most_ranks}) 1"
-            )
-
-    @classmethod
-    def from_config(cls, config: LocalizeConfig) -> ScriptSettings:
-        """A fifth of the pause's limit is left for what is slow and for coming back."""
-        return cls(
-            budget_s=0.8 * config.pause_limit_s,
-            gemm_dtype=config.gemm_dtype or "",
-            gemm_size=config.gemm_size or 0,
-            gemm_repeats=config.gemm_repeats or 5,
-            sizes_bytes=config.p2p_sizes_bytes or (),
-            repeats=config.p2p_repeats or 3,
-        )
-
-    def for_device(self, device: str) -> ScriptSettings:
-        """With every setting that was left open filled in."""
-        on_cpu = is_cpu(device)
-        kilo = 1024
-        sizes = (256 * kilo, kilo**2, 4 * kilo**2) if on_cpu else (16 << 20, 32 << 20, 64 << 20)
-        return replace(
-            self,
-            # half precision is there on every GPU a job trains on; the CPU's matrices fit its cache
-            gemm_dtype=self.gemm_dtype or ("float32" if on_cpu else "float16"),
-            gemm_size=self.gemm_size or (384 if on_cpu else 8192),
-            gemm_s=self.gemm_s or 0.15,
-            rounds=self.rounds or (2 if on_cpu else 1),
-            sizes_bytes=self.sizes_bytes or sizes,
-            bandwidth=self.bandwidth or (125e6 if on_cpu else 5e9),
-            connect_s=self.connect_s or (0.03 if on_cpu else 0.4),
-        )
 
 
 def plan(
     diagnosis: Diagnosis | None,
     workers: Sequence[WorkerPlace],
     settings: ScriptSettings | None = None,
+    *,
+    well: Collection[str] = (),
 ) -> Script:
     """What to measure about a suspicion; without one, everything the budget bears.
 
     Suspect workers compute, with peers of the same device model to compare with; suspect links
     are measured both ways, with links that share one end each (is it the link or a network card?)
-    and one that shares none. A small job is measured as a whole.
+    and one that shares none. A small job is measured as a whole. Groups are measured along their
+    ring, or along the trees that NCCL makes of nodes where the workers were told to use these.
+
+    well: keys of the links that earlier pauses found well (`Verdict.well`): where the whole ring
+    is and the job is slow all the same, its calls may take another path, and it is the trees' turn.
     """
     settings = settings or ScriptSettings()
-    job = _Job(workers, settings)
+    job = _Job(workers, settings, well)
     suspects = [] if diagnosis is None or diagnosis.everyone else list(diagnosis.suspects)
     # of ranks that are as suspect, those of the most suspect party first
     for suspect in sorted(suspects, key=lambda suspect: -suspect.score):
@@ -176,19 +67,20 @@ def plan(
     job.compare()
     if job.is_small or not suspects:
         job.rest(_REST)
-        job.ring(job.endpoints(settings.most_endpoints), _REST)
+        job.path(_evenly(job.members, settings.most_endpoints), _REST)
     return job.script()
 
 
 def reference_script(
     workers: Sequence[WorkerPlace], settings: ScriptSettings | None = None
 ) -> Script:
-    """What is measured at start-up, to be compared with later: workers, hosts and the ring of
-    nodes, each bounded; up to 512 workers and 64 nodes, evenly chosen."""
-    settings = settings or ScriptSettings(budget_s=8.0, most_ranks=512, most_endpoints=64)
-    job = _Job(workers, settings)
+    """What is measured at start-up, to be compared with later: all workers, hosts, and the links
+    that the nodes' collectives take. Devices compute at the same time and the passes are disjoint:
+    it takes as long for a thousand nodes as for a few."""
+    settings = settings or ScriptSettings(budget_s=8.0)
+    job = _Job(workers, replace(settings, most_ranks=max(1, len(workers))))
     job.rest(_WHOLE)
-    job.ring(job.endpoints(settings.most_endpoints), _REST)
+    job.path(list(job.members), _REST)
     return job.script()
 
 
@@ -198,13 +90,15 @@ def expected_s(script: Script) -> float:
 
 
 class _Job:
-    """Collects what to measure, by usefulness, and packs it into stages."""
+    """Collects what to measure, by usefulness."""
 
-    def __init__(self, workers: Sequence[WorkerPlace], settings: ScriptSettings) -> None:
+    def __init__(
+        self, workers: Sequence[WorkerPlace], settings: ScriptSettings, well: Collection[str] = ()
+    ) -> None:
         self.places = {worker.rank: worker for worker in workers}
         device = next((w.device for w in workers if not is_cpu(w.device)), "cpu")
         self.settings = settings.for_device(device)
-        self.on_cpu = is_cpu(device)
+        self.well = frozenset(well)
         self.members: dict[tuple[str, str], list[int]] = {}
         for rank in sorted(self.places):
             self.members.setdefault(endpoint(self.places[rank]), []).append(rank)
@@ -222,10 +116,6 @@ class _Job:
             len(self.members) <= self.settings.most_endpoints
             and len(self.places) <= self.settings.most_ranks
         )
-
-    def endpoints(self, most: int) -> list[tuple[str, str]]:
-        """At most so many of the job's endpoints, evenly chosen."""
-        return _evenly(list(self.members), most)
 
     def suspect(self, suspect: Suspect) -> None:
         """What proves or refutes it."""
@@ -252,8 +142,8 @@ class _Job:
             if len(ends) == 1:  # a group inside a node
                 self._pass(both_ways(ring_passes(len(ranks))), ranks, useful)
                 return
-            # the whole ring: it takes no more passes than a short one, and one link of all is slow
-            self.ring(_evenly(ends, self.settings.most_ring), useful)
+            # all of it: that takes no more passes than a part, and one link of all is slow
+            self.path(ends, useful)
             if len(ends) <= self.settings.all_pairs:
                 self._pass(both_ways(tournament(len(ends))), self._named(ends), _COMPARE)
 
@@ -273,9 +163,27 @@ class _Job:
         for rank in _evenly(sorted(self.places), self.settings.most_ranks):
             self._rank(rank, useful)
 
-    def ring(self, ends: Sequence[tuple[str, str]], useful: float) -> None:
-        """The links between neighbours, both ways."""
-        self._pass(both_ways(ring_passes(len(ends))), self._named(ends), useful)
+    def path(self, ends: Sequence[tuple[str, str]], useful: float) -> None:
+        """The links, both ways, that collectives among these take; see `plan`."""
+        ranks = self._named(ends)
+        shapes = [ring_passes(len(ranks)), double_tree_passes(len(ranks))]
+        if any(self.places[rank].trees for rank in ranks):
+            shapes.reverse()
+        new = (passes for passes in shapes if not self._is_well(passes, ranks))
+        self._pass(both_ways(next(new, shapes[0])), ranks, useful)
+
+    def _is_well(self, passes: Iterable[Pass], ranks: Sequence[int]) -> bool:
+        """Whether all these links are known to be well, in both directions."""
+        return bool(self.well) and all(
+            {self._key(ranks[a], ranks[b]), self._key(ranks[b], ranks[a])} <= self.well
+            for links in passes
+            for a, b in links
+        )
+
+    def _key(self, here: int, there: int) -> str:
+        """What a verdict calls the link."""
+        host, peer_host = self.places[here].node, self.places[there].node
+        return Finding(what="link", slowdown=1.0, ranks=(), host=host, peer_host=peer_host).key
 
     def _around(self, here: int, there: int) -> None:
         """Links that share one end with a suspect one, and one that shares none."""
@@ -315,125 +223,8 @@ class _Job:
         return list(first.values())
 
     def script(self) -> Script:
-        """The most useful stages that fit the budget, the most useful first."""
-        ranks = sorted(((u, r) for r, u in self.ranks.items()), key=lambda item: -item[0])
-        ranks = ranks[: self.settings.most_ranks]
-        links = sorted(((u, *link) for link, u in self.links.items()), key=lambda item: -item[0])
-        stages = [*self._computing(ranks), *self._hosts(ranks), *self._transfers(links)]
-        stages.sort(key=lambda item: -item[0])
-        script: Script = []
-        left_s = self.settings.budget_s
-        for _, stage in stages:
-            if stage["expect_s"] <= left_s or not script:
-                script.append(stage)
-                left_s -= stage["expect_s"]
-        return script
-
-    def _computing(self, ranks: Ranks) -> list[tuple[float, Stage]]:
-        settings = self.settings
-        waves = self._waves(ranks)
-        turns = max(1, len(waves) * settings.rounds)
-        # many workers on one machine take turns: shorter ones then
-        least_s = min(settings.gemm_s, max(0.1, 0.3 * settings.budget_s / turns))
-        expect_s = least_s + 0.05 if self.on_cpu else least_s + 0.15
-        about = {
-            "dtype": settings.gemm_dtype,
-            "size": settings.gemm_size,
-            "repeats": settings.gemm_repeats,
-            "least_s": round(least_s, 3),
-            "limit_s": round(3 * expect_s + 0.1, 3),
-            "expect_s": round(expect_s, 3),
-        }
-        return self._rounds([(u, {"do": "gemm", "ranks": wave, **about}) for u, wave in waves])
-
-    def _rounds(self, stages: list[tuple[float, Stage]]) -> list[tuple[float, Stage]]:
-        """The stages, and once more what there is of rounds: after the links, well apart."""
-        again = [(_AGAIN, stage) for _ in range(1, self.settings.rounds) for _, stage in stages]
-        return [*stages, *again]
-
-    def _hosts(self, ranks: Ranks) -> list[tuple[float, Stage]]:
-        if not self.on_cpu:  # one worker speaks for its host
-            first: dict[str, tuple[float, int]] = {}
-            for useful, rank in ranks:
-                first.setdefault(self.places[rank].node, (useful, rank))
-            ranks = list(first.values())
-        about = {"limit_s": 0.4, "expect_s": 0.07}
-        waves = self._waves(ranks)
-        # worth less than the benchmark of the same workers, which comes first
-        return self._rounds(
-            [(u - 5.0, {"do": "host", "ranks": wave, **about}) for u, wave in waves]
-        )
-
-    def _waves(self, ranks: Ranks) -> list[tuple[float, list[int]]]:
-        """Workers that may compute at the same time, in as few waves as can be."""
-        waves: list[tuple[float, list[int]]] = []
-        turns: dict[str, int] = {}
-        for useful, rank in ranks:
-            place = self.places[rank]
-            taken = turns.get(place.machine, 0)
-            turns[place.machine] = taken + 1
-            turn = taken // max(1, place.device_count)
-            if turn == len(waves):
-                waves.append((useful, []))
-            waves[turn][1].append(rank)
-        return waves
-
-    def _transfers(self, links: Links) -> list[tuple[float, Stage]]:
-        settings = self.settings
-        expect_s = settings.connect_s + sum(settings.sizes_bytes) * settings.repeats / (
-            settings.bandwidth
-        )
-        about = {
-            "sizes_bytes": list(settings.sizes_bytes),
-            "repeats": settings.repeats,
-            "limit_s": round(3 * expect_s + 0.1, 3),
-            "expect_s": round(expect_s, 3),
-        }
-        stages: list[_Transfers] = []
-        for useful, here, there in links:
-            ends = self._ends(here, there)
-            stage = next((s for s in stages if s.has_room(ends)), None)
-            if stage is None:
-                stages.append(stage := _Transfers(useful))
-            stage.add(here, there, ends)
-        return [(s.useful, {"do": "p2p", "pairs": s.pairs, **about}) for s in stages]
-
-    def _ends(self, here: int, there: int) -> dict[object, int]:
-        """{what a transfer occupies: how many may at once}."""
-        ends: dict[object, int] = {here: 1, there: 1}
-        one, other = self.places[here], self.places[there]
-        if endpoint(one) != endpoint(other):
-            ends |= {endpoint(one): 1, endpoint(other): 1}
-        for place in (one, other):  # both ends take a share of their machine
-            ends[place.machine,] = max(1, place.device_count // 2)
-        return ends
-
-
-class _Transfers:
-    """Pairs that do not disturb each other."""
-
-    def __init__(self, useful: float) -> None:
-        self.useful = useful
-        self.pairs: list[list[int]] = []
-        self._taken: dict[object, int] = {}
-
-    def has_room(self, ends: dict[object, int]) -> bool:
-        return all(self._taken.get(end, 0) < most for end, most in ends.items())
-
-    def add(self, here: int, there: int, ends: Iterable[object]) -> None:
-        self.pairs.append([here, there])
-        for end in ends:
-            self._taken[end] = self._taken.get(end, 0) + 1
-
-
-def is_cpu(device: str) -> bool:
-    """Whether a device's model is the host's own processor: "cpu", "cpu Intel(R) Xeon(R)"."""
-    return device == "cpu" or device.startswith("cpu ")
-
-
-def endpoint(place: WorkerPlace) -> tuple[str, str]:
-    """(node, network card): what a worker's transfers to other nodes go through."""
-    return place.node, place.nic
+        """The most useful stages that fit the budget."""
+        return Stages(self.places, self.settings).script(self.ranks, self.links)
 
 
 def _evenly(items: Collection[T], most: int) -> list[T]:

@@ -50,7 +50,7 @@ class WatchedWorker(Protocol):
 
     @property
     def description(self) -> dict[str, Any]:
-        """What its ring says of it: host, op names, capture mode, clock anchors."""
+        """What its ring says of it: host, op names, capture mode, clock anchors, device."""
         ...
 
     def count(self, number: int) -> int:

@@ -15,7 +15,7 @@ longer than the limit, is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from failslow.localize.digest import digest
+from failslow.localize.passes import names_tree
 from failslow.localize.profile_wire import profile_body
 from failslow.pipeline import Order, Report
 from failslow.records import StepSample
@@ -162,16 +163,19 @@ class ProfileDuty(Duty):
             epoch_s=worker.to_epoch_s(0),
             rank=worker.rank,
             node=self._node,
-            host=str(about.get("host", "")),
+            # two containers of one machine have two names
+            host=str(about.get("boot_id") or about.get("host", "")),
             device=self._device(worker),
         )
         if profile is not None:
-            body = profile_body(profile, why=take.why)
+            body = profile_body(replace(profile, **_paths(worker)), why=take.why)
             yield Report(node=self._node, rank=worker.rank, topic=self.topic, body=body)
 
     def _device(self, worker: WatchedWorker) -> str:
-        """Model of the node's devices; "" where there are several models."""
-        if not any("nccl" in group.backend for group in worker.groups):
+        """Model of its device; where it has not told, that of the node's, "" for several models."""
+        if told := worker.description.get("device"):
+            return str(told.get("model", ""))
+        if not _uses_nccl(worker):
             return "cpu"
         models = set()
         for path in sorted(self._gpus.glob("*/information")):
@@ -180,6 +184,22 @@ class ProfileDuty(Duty):
                 if name.strip() == "Model":
                     models.add(value.strip())
         return models.pop() if len(models) == 1 else ""
+
+
+def _uses_nccl(worker: WatchedWorker) -> bool:
+    return any("nccl" in group.backend for group in worker.groups)
+
+
+def _paths(worker: WatchedWorker) -> dict[str, Any]:
+    """Its very device, and what its messages go through and along."""
+    about, on_device = worker.description, _uses_nccl(worker)
+    # one interface named for all traffic is known; several, or a pattern, are not
+    name = str(about.get("gloo_interface", ""))
+    return {
+        "device_id": str((about.get("device") or {}).get("id", "")),
+        "nic": name if name.replace(".", "").isalnum() and not on_device else "",
+        "trees": on_device and names_tree(str(about.get("nccl_algorithms", ""))),
+    }
 
 
 def _number(body: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:

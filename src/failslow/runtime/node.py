@@ -79,8 +79,8 @@ class Follower:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What its ring says of it."""
-        return self._reader.description
+        """What its ring says of it, its device included."""
+        return {**self._reader.description, "device": self._reader.device()}
 
     def count(self, number: int) -> int:
         """Collectives it has begun on a group that spans all workers."""

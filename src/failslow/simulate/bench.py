@@ -51,6 +51,7 @@ def worker_places(scenario: Scenario) -> list[WorkerPlace]:
             node=node_name(rank // each),
             host=node_name(rank // each),
             device=models[rank // each],
+            device_id=f"device{rank % each}",
         )
         for rank in range(cluster.ranks)
     ]

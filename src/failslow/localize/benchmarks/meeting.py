@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 from torch.distributed import distributed_c10d as c10d
 
 from failslow.localize.benchmarks.helper import Helper, Lost
+from failslow.localize.script_settings import MOST_AWAITED
 
-__all__ = ["MOST_AWAITED", "Meeting", "NoMeeting"]
+__all__ = ["Meeting", "NoMeeting"]
 
 T = TypeVar("T")
-MOST_AWAITED = 64
-"""A stage with more workers is waited for by nobody: each would ask for each."""
 _GRACE_S = 0.2
 """The helper's answer may come so much later than the time-out of what it does."""
 

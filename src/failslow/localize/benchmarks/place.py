@@ -2,7 +2,8 @@
 
 In: the process's device and environment. Out: plain JSON, to be sent to who plans:
 
-    {"rank":5,"node":"gpu-17","host":"8c1f…","device":"NVIDIA H200","device_count":8,"nic":"eth0"}
+    {"rank":5,"node":"gpu-17","host":"8c1f…","device":"NVIDIA H200","device_id":"GPU-5fd4f087-…",
+     "nic":"eth0"}
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from failslow.capture.device import device_id
 
 __all__ = ["describe_place", "device_model"]
 
@@ -28,7 +31,7 @@ def describe_place(rank: int, device: torch.device, *, node: str = "") -> dict[s
         "node": node or socket.gethostname(),
         "host": _boot_id(),
         "device": device_model(device),
-        "device_count": torch.cuda.device_count() if on_cuda else 1,
+        "device_id": device_id(torch.cuda.get_device_properties(device)) if on_cuda else "",
         "nic": names if names.replace(".", "").isalnum() and not on_cuda else "",
     }
 

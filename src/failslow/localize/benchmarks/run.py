@@ -28,6 +28,7 @@ from failslow.localize.benchmarks.helper import Helper, Lost
 from failslow.localize.benchmarks.meeting import Meeting, NoMeeting
 from failslow.localize.benchmarks.place import device_model
 from failslow.localize.benchmarks.transfer import Channel, open_channel, receive_all, send_all
+from failslow.localize.script_wire import members
 
 __all__ = ["run_script"]
 
@@ -55,7 +56,7 @@ def run_script(
     begun. Returns the results of this rank; a rank in no stage returns at once.
     """
     try:
-        if not any(rank in _members(stage) for stage in script):
+        if not any(rank in members(stage) for stage in script):
             return []
         with hook.quiet():
             run = _Run(rank, world_size, _device(device), time.perf_counter() + within_s)
@@ -83,19 +84,25 @@ class _Run:
         try:
             with _own_settings(self.device):
                 self._drain(helper)
-                try:
-                    self.meeting = Meeting(
-                        store_or_group, name=name, rank=self.rank, helper=helper, limit_s=_CONNECT_S
-                    )
-                except NoMeeting as error:
-                    self.why_no_meeting = str(error)
-                last = max(i for i, stage in enumerate(script) if self.rank in _members(stage))
-                for index, stage in enumerate(script[: last + 1]):
+                last = max(i for i, stage in enumerate(script) if self.rank in members(stage))
+                script = script[: last + 1]
+                if any(set(_awaited(stage)) - {self.rank} for stage in script):
+                    self._meet(store_or_group, name, helper)
+                for index, stage in enumerate(script):
                     self._stage(index, stage)
                 self._close(helper)
         finally:
             helper.end()
         return self.results
+
+    def _meet(self, store_or_group: Any, name: str, helper: Helper) -> None:
+        """Only who waits for others, or is waited for: the store serves all at once."""
+        try:
+            self.meeting = Meeting(
+                store_or_group, name=name, rank=self.rank, helper=helper, limit_s=_CONNECT_S
+            )
+        except NoMeeting as error:
+            self.why_no_meeting = str(error)
 
     def _drain(self, helper: Helper) -> None:
         """Let the trainer's own work on the device end first."""
@@ -106,9 +113,9 @@ class _Run:
             )
 
     def _stage(self, index: int, stage: Mapping[str, Any]) -> None:
-        members = _members(stage)
+        takes_part, awaited = self.rank in members(stage), _awaited(stage)
         until_s = min(self.end_s, time.perf_counter() + float(stage.get("limit_s", 1.0)))
-        if self.rank in members:
+        if takes_part:
             try:
                 if time.perf_counter() >= self.end_s:
                     raise TimeoutError("no time was left for it")
@@ -116,12 +123,12 @@ class _Run:
                     self._tell(index, stage, result)
             except Exception as error:  # one stage less
                 self._tell(index, stage, {"seconds": None, "error": _text(error)})
-        if self.meeting is not None:
+        if self.meeting is not None and awaited:
             # the last one, too: others may wait for it
             try:
-                if self.rank in members:
+                if takes_part:
                     self.meeting.finish(index)
-                self.meeting.await_others(index, members, until_s - time.perf_counter())
+                self.meeting.await_others(index, awaited, until_s - time.perf_counter())
             except (Lost, RuntimeError) as error:
                 self.meeting, self.why_no_meeting = None, _text(error)
 
@@ -238,15 +245,14 @@ def _device(device: torch.device | str | None) -> torch.device:
     if device is not None:
         return torch.device(device)
     cuda: Any = torch.cuda  # untyped
-    if cuda.is_available() and cuda.is_initialized():
+    if cuda.is_initialized():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
-def _members(stage: Mapping[str, Any]) -> list[int]:
-    """Ranks with something to do in a stage."""
-    pairs = [rank for pair in stage.get("pairs", ()) for rank in pair]
-    return list(dict.fromkeys([*stage.get("ranks", ()), *pairs]))
+def _awaited(stage: Mapping[str, Any]) -> list[int]:
+    """Those who must be through before the next stage begins."""
+    return members(stage) if stage.get("wait", True) else []
 
 
 def _pair(stage: Mapping[str, Any], rank: int) -> tuple[int, int] | None:
