@@ -231,6 +231,17 @@ def reasons(job: Job) -> Any:
 
 
 @scenario
+def renewed(job: Job) -> Any:
+    """The model is replaced by one of which replicas must run as many micro-batches."""
+    model = DistributedDataParallel(net())
+    coordinator = failslow.Coordinator(MICROBATCHES, listen_s=0.05, model=model)
+    other = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    coordinator.use(other)
+    plans = [("S2", {"microbatches": [7, 1, 4, 4]}), ("S1", {"microbatches": [4, 4, 4, 4]})]
+    return {"steered": job.train(coordinator, plain_step(model), plans, partial=False)}
+
+
+@scenario
 def failing(job: Job) -> Any:
     """One worker cannot rebuild for a plan: nobody may go by it. Then a plan that is none."""
     calls: list[int] = []

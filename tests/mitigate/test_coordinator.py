@@ -34,7 +34,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Every scenario once, short, in one job."""
     folder = tmp_path_factory.mktemp("steered")
     moved = ("moving", "stumbling")
-    scenarios = ("ddp", "hsdp", "hybrid", *moved, "fsdp", "reasons", "failing", "parted")
+    few = ("fsdp", "reasons", "renewed", "failing", "parted")
+    scenarios = ("ddp", "hsdp", "hybrid", *moved, *few)
     return _run(folder, *scenarios, steps=24, limit_s=280.0)
 
 
@@ -127,6 +128,12 @@ def test_unequal_counts_are_refused_where_they_would_deadlock(reports: Reports) 
     assert {tuple(counts) for counts in mine["steered"]["counts"]} == {(4, 4, 4, 4)}
     assert len(mine["steered"]["losses"]) == 24
     assert "FSDP shard axis" in mine["facts"]["no_redistribution"]
+
+
+def test_a_model_taken_into_use_later_is_asked_too(reports: Reports) -> None:
+    refused, restored = reports[0]["renewed"]["steered"]["outcomes"]
+    assert (refused["ok"], refused["refused"], restored["ok"]) == (False, True, True)
+    assert "SyncBatchNorm: 1 averages over replicas 0 to 3" in refused["error"]
 
 
 def test_every_reason_for_equal_counts_is_found_and_no_other(reports: Reports) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,29 @@ def test_without_a_group_of_its_own_training_goes_on_evenly(
     assert said.count("failslow: ") == said.count("rank 0 takes no orders") == 1
     assert why in said
     assert said.count("\n") == 1
+
+
+def test_the_model_in_use_is_the_one_that_is_asked_and_is_not_kept(
+    watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def why_equal(*_: object, model: object = None, **__: object) -> str:
+        asked.append(None if model is None else type(model))
+        return ""
+
+    monkeypatch.setattr(steer_refuse, "why_equal", why_equal)
+    first, second = torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)
+    coordinator = failslow.Coordinator(8, model=first)
+    coordinator._hands.why_equal([0])
+    coordinator.use(second)
+    coordinator._hands.why_equal([0])
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None
+    coordinator.use(None)
+    coordinator._hands.why_equal([0])
+    assert asked == [torch.nn.Linear, torch.nn.Linear, torch.nn.SyncBatchNorm, None]
 
 
 def test_what_does_not_fit_the_job_is_raised_all_the_same(

@@ -16,11 +16,12 @@ from tests.decide.jobs import facts
 
 from failslow.config import DecideConfig
 from failslow.decide.levels import InForce, LayoutPlanner
+from failslow.errors import MoveError, PlanError
 from failslow.mitigate import steer_apply
 from failslow.mitigate.batches import Split
 from failslow.mitigate.grid import Place
 from failslow.mitigate.move_state import put_rng, take_rng
-from failslow.mitigate.steer_apply import Hands
+from failslow.mitigate.steer_apply import Hands, refused
 from failslow.records import Finding, Plan
 
 GRID = (1, 4, 1)
@@ -179,3 +180,29 @@ def test_the_state_of_the_place_before_is_let_go(worker: Worker, agreed: bool) -
     worker.calls.clear()  # the trainer has gone on
     gc.collect()
     assert kept[0]() is None
+
+
+def test_a_model_that_came_later_is_asked_before_counts_become_unequal(worker: Worker) -> None:
+    asked: list[list[int]] = []
+
+    def why_equal(replica_of: list[int]) -> str:
+        asked.append(replica_of)
+        return "SyncBatchNorm: 1 averages over replicas 0 to 3"
+
+    worker.carry_out(_plan())
+    worker.hands.why_equal = why_equal
+    uneven = Plan(level="S2", predicted_slowdown=1.1, microbatches=(9, 9, 5, 9))
+    with pytest.raises(MoveError, match="SyncBatchNorm") as caught:
+        worker.hands.prepare(uneven, 10)
+    assert refused(caught.value), "another try would end alike"
+    worker.hands.roll_back()
+    assert asked == [[0, 2, 1, 3]], "rank 2 holds the place of replica 1"
+    worker.carry_out(Plan(level="S1", predicted_slowdown=1.0, microbatches=(8, 8, 8, 8)))
+    assert len(asked) == 1
+    # places may change all the same, but not with such a split
+    with pytest.raises(PlanError, match="SyncBatchNorm"):
+        worker.hands.prepare(_plan((0, 1, 2, 3), (9, 9, 5, 9)), 10)
+    assert asked[-1] == [0, 1, 2, 3]
+    worker.hands.roll_back()
+    assert worker.in_force == InForce(microbatches=(8, 8, 8, 8), placement=(0, 2, 1, 3))
+    worker.carry_out(_plan((0, 1, 2, 3)))

@@ -20,6 +20,7 @@ weighted by what they stand for, so training goes as with the even split, up to 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
@@ -101,6 +102,8 @@ class Coordinator:
         self._replicas = replicas
         self._scale = float(replicas) if gradients == "mean" else 1.0
         self._switch: Callable[[bool], None] | None = None
+        self._models: list[weakref.ref[nn.Module]] = []
+        """The one in use; to be looked at, not to be kept."""
         self.use(model)
         self._share: Share | None = None
         self._steering: Steering | None = None
@@ -111,6 +114,13 @@ class Coordinator:
         def reason(replica_of: list[int]) -> str:
             return why_equal(replica_of, model=model, mesh=mesh, groups=exchanges)
 
+        models = self._models
+
+        def reason_now(replica_of: list[int]) -> str:
+            # groups and axes of the mesh belong to positions: what was found of them stays true
+            return why_equal(replica_of, model=models[0]() if models else None)
+
+        self._hands.why_equal = reason_now
         try:
             _check_gloo()
             self._steering = Steering(
@@ -126,8 +136,13 @@ class Coordinator:
             )
 
     def use(self, model: nn.Module | None) -> None:
-        """The model is another one from now on: to be said in `move` where it wraps DDP or FSDP."""
+        """The model is another one from now on: to be said in `move` where it wraps DDP or FSDP.
+
+        What forbids unequal counts is looked for in it before they become unequal the next time;
+        outside of `move`, call it while they are equal.
+        """
         self._switch = exchange_switch(model)
+        self._models[:] = [] if model is None else [weakref.ref(model)]
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -54,6 +54,9 @@ class Hands:
         self.stop = False
         """A checkpoint for a restart was saved: the job is to end."""
         self.no_redistribution = ""
+        """Why no replica may run more micro-batches than another, as all workers told at first."""
+        self.why_equal: Callable[[list[int]], str] = lambda _: ""
+        """The same of this worker's present model, from the replica of each rank."""
         self._rebuild, self._state, self._move, self._checkpoint = rebuild, state, move, checkpoint
         self._limit_s = min(limit_s, _MOVE_S)
         self._built: int | None = None
@@ -121,6 +124,9 @@ class Hands:
 
     def _prepare_split(self, counts: Sequence[int]) -> None:
         new = Split(counts=tuple(counts), least=self.split.least)
+        why = self._forbids(new, self.placement)
+        if why:
+            raise MoveError(why, refused=True)
 
         def commit() -> None:
             self.split = new
@@ -162,8 +168,21 @@ class Hands:
         self._commit, self._undo = commit, undo
         self._built = None
         move(placement, moved.state["state"])
+        why = self._forbids(split, placement)
+        if why:  # which does not forbid changing places
+            raise PlanError(why)
         self.build(split.counts[place.replica])
         put_rng(moved.state["rng"], device)
+
+    def _forbids(self, split: Split, placement: tuple[int, ...]) -> str:
+        """What of the model there is now forbids a split; it may be another than at the start."""
+        if max(split.counts) - min(split.counts) <= 1:
+            return ""
+        _, dp, tp = self.place.grid
+        replica_of = [0] * len(placement)
+        for position, rank in enumerate(placement):
+            replica_of[rank] = position // tp % dp
+        return self.why_equal(replica_of)
 
     def _prepare_restart(self, step: int) -> None:
         if self._checkpoint is None:
