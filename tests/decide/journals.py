@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.decide.jobs import Shares, device, settings, verdict
@@ -36,6 +37,18 @@ class Recorder:
         """A record that is no event of the policy."""
         self._writer.append(record, t=self._start_t + after_s, kind=kind)
 
+    def show(self, after_s: float, event: Pace | Relieved) -> None:
+        """What an episode's own record tells, and the policy is not told so."""
+        self._episode(event, self._start_t + after_s, ())
+
+    def tell(self, after_s: float, *events: Event, pace: Pace | None = None) -> list[Decision]:
+        """What the policy is told; pace: with the line that there is for it while something is
+        done about a fault."""
+        if pace is not None:
+            self.write(after_s, {"what": "pace", **asdict(pace)}, kind="action")
+        told = (*(() if pace is None else (pace,)), *events)
+        return [d for event in told for d in self._policy.update(event, self._start_t + after_s)]
+
     def due_s(self) -> float:
         due = self._policy.due_s()
         assert due is not None
@@ -61,12 +74,18 @@ class Recorder:
         self._writer.append(
             record,
             t=t,
-            event="relief" if over else "update",
+            event=_turn(event),
             id=event.episode,
             start_t=self._start_t,
             end_t=t if over else None,
             slowdown_now=slowdown,
         )
+
+
+def _turn(event: Pace | Relieved) -> str:
+    if isinstance(event, Pace):
+        return "update"
+    return "abandoned" if event.abandoned else "relief"
 
 
 def live(path: Path) -> list[Decision]:

@@ -26,7 +26,8 @@ from failslow.decide.incident import (
 from failslow.decide.learned import History
 from failslow.decide.levels import Assessment, LayoutPlanner
 from failslow.decide.policy import Policy
-from failslow.decide.replay import RecordedPlanner, compare, redecide, replay
+from failslow.decide.redecide import redecide
+from failslow.decide.replay import RecordedPlanner, compare, replay
 from failslow.decide.ski import Ladder
 from failslow.journal import JournalEntry, read_journal
 from failslow.records import (
@@ -289,6 +290,37 @@ def test_correction_of_a_plan_is_decided_again_at_its_own_time(tmp_path: Path) -
     told = [entry for entry in read_journal(path) if entry.kind != "decision"]
     again = redecide(told, Policy(LayoutPlanner(facts(), config), config))
     assert [decision for _, decision in again] == made
+
+
+def test_under_a_plan_a_job_s_pace_is_what_its_policy_was_told(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    config = settings(relief_hold_s=20.0, allow_restart=False)
+    shares = Shares({"S2": 0.75, "S3": 0.95})
+    job = Recorder(path, Policy(shares, config))
+    made = job.at(0.0, Pace(episode="e1", slowdown=2.0, lost_s=0.0))
+    made += job.at(8.0, verdict(device(1)))
+    made += job.at(8.4, Outcome(episode="e1", level="S2", ok=True, cost_s=0.4))
+    # the detector still tells of the time before the plan
+    job.show(10.0, Pace(episode="e1", slowdown=2.0, lost_s=4.4))
+    made += job.at(12.0, Outcome(episode="e1", level="S2", ok=True, cost_s=0.0, slowdown=1.3))
+    made += job.tell(12.0, pace=Pace(episode="e1", slowdown=1.3, lost_s=4.8))
+    job.show(20.0, Pace(episode="e1", slowdown=2.0, lost_s=6.6))
+    made += job.tell(20.0, Pace(episode="e1", slowdown=1.3, lost_s=6.6))
+    # another program: nobody can tell any more how slow the job is
+    over = Relieved(episode="e1", lost_s=8.9, abandoned=True)
+    job.show(30.0, over)
+    made += job.tell(30.0, over, pace=Pace(episode="e1", slowdown=1.0, lost_s=8.9))
+    made += job.at(300.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    made += job.at(job.due_s(), Tick())
+    job.write(400.0, {"what": "nothing to do with it"}, kind="action")
+    assert [(d.action, d.level) for d in made] == [("escalate", "S2"), ("restore", "S1")]
+    entries = list(read_journal(path))
+    again = redecide(entries, Policy(shares, config))
+    assert [(d.action, d.level) for _, d in again] == [("escalate", "S2"), ("restore", "S1")]
+    assert [d.lost_s for _, d in again] == pytest.approx([d.lost_s for d in made])
+    untold = [e for e in entries if not (e.kind == "action" and e.record["what"] == "pace")]
+    other = redecide(untold, Policy(shares, config))
+    assert "S3" in {decision.level for _, decision in other}
 
 
 def test_restore_is_decided_again_where_the_culprits_own_times_are_on_record(

@@ -6,7 +6,7 @@ import pytest
 from tests.runtime.test_remedy import EVEN, FACTS, Steered, in_force, levels, steered, struck
 
 from failslow.decide import InForce, LayoutPlanner, Policy
-from failslow.decide.replay import redecide
+from failslow.decide.redecide import redecide
 from failslow.pipeline import Report, Tick, Write
 from failslow.pipeline.own import OwnTimes
 from failslow.pipeline.series import Worker

@@ -30,13 +30,13 @@ from failslow.decide.learned import History, choose_theta
 from failslow.decide.levels import Assessment, InForce, LayoutPlanner, Planner
 from failslow.decide.placement import TopologySearch, best_placement, plan_topology
 from failslow.decide.policy import Policy
+from failslow.decide.redecide import redecide
 from failslow.decide.replay import (
     POLICIES,
     PolicyName,
     RecordedPlanner,
     Replayed,
     compare,
-    redecide,
     replay,
 )
 from failslow.decide.ski import Ladder

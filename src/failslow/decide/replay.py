@@ -8,43 +8,28 @@ In: `Incident`s, and which policy. Out: what each loses and spends, with the dec
 Under a level the job is as slow as the level leaves it: the measured value where the incident had
 one, else what was assessed. Actions cost their seconds and take no time from the fault; the even
 split that follows relief is free, and is decided on where the culprits' own times are on record.
-All policies are given a verdict at the same moment.
+All policies are given a verdict at the same moment. How the job was paced under the policy it had
+(a journal's lines of action "pace") says nothing of what another would have left of the fault:
+`redecide` reads them, which tells a policy what the job's own was told.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal, get_args
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Literal, get_args
 
 from failslow.config import DecideConfig
 from failslow.decide.account import RUNGS
 from failslow.decide.costs import CostBook
-from failslow.decide.events import Event, Pace, Relieved, Tick
+from failslow.decide.events import Event, Pace, Tick
 from failslow.decide.incident import Incident, Stretch, learn_history
 from failslow.decide.learned import History
 from failslow.decide.levels import Assessment, InForce, Outlook, Planner
 from failslow.decide.policy import Policy
 from failslow.errors import PlanError
-from failslow.records import (
-    Command,
-    CulpritPace,
-    Decision,
-    Episode,
-    Finding,
-    Outcome,
-    Plan,
-    Rung,
-    Verdict,
-)
-
-if TYPE_CHECKING:
-    from failslow.journal import JournalEntry
+from failslow.records import CulpritPace, Decision, Finding, Outcome, Plan, Rung, Verdict
 
 __all__ = [
     "POLICIES",
@@ -52,7 +37,6 @@ __all__ = [
     "RecordedPlanner",
     "Replayed",
     "compare",
-    "redecide",
     "replay",
 ]
 
@@ -65,7 +49,6 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 _TRUST = 0.5
 """Of "learned" where the settings trust nothing."""
-_COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 _MOST_EVENTS = 100_000
 """A policy that decides more often than that on one fault is broken."""
 
@@ -134,42 +117,6 @@ def replay(
     the policy never comes to rest.
     """
     return _World(incident, policy, planner, costs_s).run(name)
-
-
-def redecide(entries: Iterable[JournalEntry], policy: Policy) -> list[tuple[float, Decision]]:
-    """(epoch seconds, decision): what `policy` decides on exactly what a journal's job was told.
-
-    With the settings of the time these are the journal's own decisions. Other settings meet the
-    same events, though their own decisions would have changed them: `compare` does without that.
-    """
-    made: list[tuple[float, Decision]] = []
-    for entry in entries:
-        told_s = -math.inf
-        while (due_s := policy.due_s()) is not None and told_s < due_s <= entry.t:
-            made += [(due_s, decision) for decision in policy.update(Tick(), due_s)]
-            told_s = due_s
-        event = _event(entry)
-        if event is not None:
-            made += [(entry.t, decision) for decision in policy.update(event, entry.t)]
-    return made
-
-
-def _event(entry: JournalEntry) -> Event | None:
-    record, tags = entry.record, entry.tags
-    if isinstance(record, Episode) and record.kind == "fail_slow":
-        id = str(tags.get("id", ""))
-        if tags.get("event") in ("relief", "abandoned"):
-            abandoned = tags["event"] == "abandoned"
-            return Relieved(episode=id, lost_s=record.lost_s, abandoned=abandoned)
-        slowdown = float(tags.get("slowdown_now") or record.slowdown)
-        return Pace(episode=id, slowdown=max(1.0, slowdown), lost_s=record.lost_s)
-    if isinstance(record, (Verdict, Outcome, CulpritPace, Command)):
-        return record
-    if entry.kind == "action" and isinstance(record, Mapping) and record.get("what") == "act":
-        # a person's order as the controller writes it down
-        with suppress(ValidationError):
-            return _COMMAND.validate_python({"order": record.get("order")})
-    return None
 
 
 class _World:
