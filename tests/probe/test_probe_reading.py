@@ -19,6 +19,7 @@ from tests.probe.made_journal import (
 
 from failslow.probe import ProbeResult, ProbeSpec
 from failslow.probe.fleet import FleetReference
+from failslow.probe.measures import node_series
 from failslow.probe.reading import Ending, read_result
 from failslow.records import Verdict
 
@@ -390,3 +391,21 @@ def test_measures_are_those_of_all_nodes_and_each_time_once(tmp_path: Path) -> N
     assert result.cnp_per_s == pytest.approx(13.0)
     assert result.latency_cv_inter_node == pytest.approx(0.5 / 3**0.5)
     assert result.latency_cv_intra_node is None
+
+
+def test_what_was_told_before_a_node_s_clock_was_known_is_mended_afterwards(tmp_path: Path) -> None:
+    made = Made()
+    made.train(50, HEALTHY_S)
+    ahead_s = 120.0
+    late_t = made.now_t - 1.0
+    wrong = [late_t - 2.0 + ahead_s, late_t - 1.0 + ahead_s]
+    made.telemetry("n1", {"link/inter/rtt_s": [0.001, 0.002]}, t=wrong, ahead_s=None)
+    made.telemetry("n1", {"link/inter/rtt_s": [0.003]}, t=[late_t], ahead_s=ahead_s)
+    made.telemetry("n2", {"link/inter/rtt_s": [0.004]}, t=[late_t], ahead_s=None)
+    series = node_series(made.entries(tmp_path))
+    assert series["n1"].values["link/inter/rtt_s"] == {
+        late_t - 2.0: 0.001,
+        late_t - 1.0: 0.002,
+        late_t: 0.003,
+    }
+    assert list(series["n2"].of("link/inter/rtt_s")) == [0.004]  # nothing better is known

@@ -16,6 +16,10 @@ class Worker:
 
     rank, pid, ended, mailbox, profiler = 0, os.getpid(), False, None, None
     worker = f"{os.getpid()}-{process_start_ticks(os.getpid())}"
+    epoch_s = time.time() - time.monotonic()
+
+    def to_epoch_s(self, monotonic_ns: float) -> float:
+        return self.epoch_s + monotonic_ns / 1e9
 
 
 class Gone(Worker):
@@ -71,5 +75,6 @@ def test_the_pipeline_writes_it_down_and_does_no_more() -> None:
     pipeline = Pipeline(launch="1-1")
     body = {"why": "record", "t": [1.0], "series": {"cpu/busy_share": [0.5]}}
     (written,) = pipeline.handle(Report(node="n1", topic="telemetry", body=body), 5.0)
-    assert written == Write(kind="telemetry", record={**body, "node": "n1"}, t=5.0)
+    about = {"ahead_s": None, "node": "n1"}  # nobody knows its clock yet
+    assert written == Write(kind="telemetry", record=body | about, t=5.0)
     assert pipeline.handle(Report(node="n1", topic="telemetry", body={"t": []}), 5.0) == []

@@ -19,8 +19,11 @@ from failslow.runtime.wire import decode, encode_report
 from failslow.telemetry.collect import Collector
 
 
-def _worker(rank: int, pid: int, *, ended: bool = False) -> Any:
-    return SimpleNamespace(rank=rank, pid=pid, ended=ended)
+def _worker(rank: int, pid: int, *, ended: bool = False, ahead_s: float = 0.0) -> Any:
+    """ahead_s: of its clock, by which its iterations are timed."""
+    epoch_s = time.time() - time.monotonic() + ahead_s
+    told = {"rank": rank, "pid": pid, "ended": ended}
+    return SimpleNamespace(**told, to_epoch_s=lambda monotonic_ns: epoch_s + monotonic_ns / 1e9)
 
 
 class Scripted:
@@ -37,8 +40,8 @@ class Scripted:
 def test_a_real_process_is_sampled_and_reported() -> None:
     said: list[str] = []
     duty = TelemetryDuty(node="n1", job="j", say=said.append, interval_s=0.1)
-    workers = [_worker(3, os.getpid()), _worker(4, 1, ended=True)]
-    begin_t = time.time()
+    workers = [_worker(3, os.getpid(), ahead_s=120.0), _worker(4, 1, ended=True)]
+    begin_s = time.monotonic()
     try:
         deadline_s = time.monotonic() + 30
         while len(duty.collector.window().t) < 6:
@@ -46,9 +49,8 @@ def test_a_real_process_is_sampled_and_reported() -> None:
             assert time.monotonic() < deadline_s
             sum(range(200_000))  # something to see...
             time.sleep(0.01)  # ...and room for the duty's thread, which needs the interpreter too
-        duty.order(
-            Order(topic="telemetry", body={"since_t": begin_t, "until_t": None}), time.monotonic()
-        )
+        asked_s = time.monotonic()
+        duty.order(Order(topic="telemetry", body={"last_s": asked_s - begin_s}), asked_s)
         (report,) = duty.turn(workers, time.monotonic())
         assert list(duty.turn(workers, time.monotonic())) == []
     finally:
@@ -58,8 +60,11 @@ def test_a_real_process_is_sampled_and_reported() -> None:
     assert decode(encode_report(report)) == report
     body = report.body
     assert body["interval_s"] == 0.1
-    assert body["since_t"] == begin_t
-    assert all(begin_t <= t <= time.time() for t in body["t"])
+    # by the clock of its workers, two minutes ahead of this test's
+    begin_t = time.time() + 120.0 - (time.monotonic() - begin_s)
+    assert body["since_t"] == pytest.approx(begin_t, abs=0.5)
+    assert body["until_t"] - body["since_t"] == pytest.approx(asked_s - begin_s)
+    assert all(body["since_t"] <= t <= body["until_t"] for t in body["t"])
     assert list(body["ranks"]) == ["3"]
     mine = body["ranks"]["3"]
     for part in (body, mine):
@@ -158,7 +163,7 @@ def test_without_workers_nothing_is_sampled() -> None:
     duty = TelemetryDuty(node="n", samplers=lambda _: [Scripted(lambda s: {"x": s})])
     assert list(duty.turn([], 0.0)) == []
     assert duty._thread is None
-    duty.order(Order(topic="telemetry", body={"since_t": "rubbish", "until_t": True}), 0.0)
+    duty.order(Order(topic="telemetry", body={"last_s": "rubbish"}), 0.0)
     (report,) = duty.turn([], 0.0)
     assert json.loads(json.dumps(report.body))["t"] == []
     duty.close()

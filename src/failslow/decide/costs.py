@@ -6,13 +6,18 @@ In: `Outcome`s. Out: seconds, and how far plans keep their promise.
     book.cost("S3")                        # (15.0, "estimate")
     book.learn_cost("S3", 6.2)
     book.cost("S3")                        # (6.2, "measured")
+    book.learnt()                          # {"S3": {"cost_s": [6.2], "kept": [], "refused": ""}}
+
+What was learnt outlives the book: another controller of the job recalls it from the journal.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from failslow.config import DecideConfig
 from failslow.records import Rung
@@ -56,6 +61,33 @@ class CostBook:
         if promised > 0.0:
             self._kept[level].append(min(max(achieved / promised, 0.0), 1.0 / promised))
 
+    def learnt(self) -> dict[str, dict[str, Any]]:
+        """All there is besides the estimates, as plain values; {} nothing."""
+        levels = [level for level in self._estimate_s if self._knows(level)]
+        return {
+            level: {
+                "cost_s": list(self._measured_s.get(level, ())),
+                "kept": list(self._kept.get(level, ())),
+                "refused": self.refusal(level),
+            }
+            for level in levels
+        }
+
+    def recall(self, learnt: Mapping[str, Any]) -> None:
+        """Begin with what another book had learnt; what makes no sense of it is passed over."""
+        for level in self._estimate_s:
+            about = learnt.get(level)
+            if not isinstance(about, Mapping):
+                continue
+            self._measured_s[level].extend(_numbers(about.get("cost_s")))
+            self._kept[level].extend(_numbers(about.get("kept")))
+            if about.get("refused"):
+                self._refused[level] = str(about["refused"])
+
+    def _knows(self, level: Rung) -> bool:
+        known = (self._measured_s, self._kept, self._refused)
+        return any(where.get(level) for where in known)
+
     def cost(self, level: Rung) -> tuple[float, Source]:
         """Seconds it costs to go to `level`, and how that is known."""
         measured = self._measured_s.get(level)
@@ -65,3 +97,14 @@ class CostBook:
         """The share a plan will remove that promises `promised`, as such plans have done."""
         kept = self._kept.get(level)
         return min(1.0, promised * median(kept)) if kept else promised
+
+
+def _numbers(found: object) -> list[float]:
+    """What comes from a journal may be anything."""
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        return []
+    return [
+        float(x)
+        for x in found
+        if isinstance(x, int | float) and not isinstance(x, bool) and 0.0 <= x < math.inf
+    ]

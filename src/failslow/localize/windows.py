@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NodeWindow"]
+__all__ = ["NodeWindow", "on_job_clock"]
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class NodeWindow:
 
     node: str
     t: Floats
-    """Epoch seconds by the node's clock, shape (n,)."""
+    """Epoch seconds by the job's clock, shape (n,)."""
     body: Mapping[str, Any]
 
     @classmethod
@@ -105,3 +105,23 @@ class NodeWindow:
         except (TypeError, ValueError):
             pass
         return None
+
+
+def on_job_clock(body: Mapping[str, Any], ahead_s: float | None) -> dict[str, Any]:
+    """A report whose times are by its node's clock, by that of the job's iterations.
+
+    ahead_s: by how much the node's clock is ahead; None unknown, and the times stay as they are.
+
+    >>> on_job_clock({"since_t": None, "until_t": 122.5, "t": [121.0, 122.0]}, 120.0)
+    {'since_t': None, 'until_t': 2.5, 't': [1.0, 2.0], 'ahead_s': 120.0}
+    """
+    moved = {**body, "ahead_s": ahead_s}
+    if not ahead_s:
+        return moved
+    for name in ("since_t", "until_t"):
+        if isinstance(body.get(name), int | float):
+            moved[name] = round(body[name] - ahead_s, 3)
+    t = NodeWindow.of(body).t
+    if len(t):
+        moved["t"] = [round(float(time_t) - ahead_s, 3) for time_t in t]
+    return moved

@@ -18,6 +18,8 @@ In: `WorkerSamples`, `AgentBeat`s, `Report`s, `BusReport`s and `Tick`s, each wit
     {"t":…,"kind":"outcome","id":3,…fields of `Outcome`…}; without an id: not answered, or measured
     {"t":…,"kind":"action","what":"standing","microbatches":[9,5,9,9],"placement":[0,1,2,3],
      "next_id":4}; "anew": the workers were started again, no order before it counts
+    {"t":…,"kind":"action","what":"pausing","episode":"e1745735301","why":"suspects","pause_s":1.3}
+    {"t":…,"kind":"action","what":"learnt","layout":{"dp":4,…},"levels":{"S2":{"cost_s":[…],…}}}
     {"t":…,"kind":"culpritpace","key":"device rank 2","slowdown":1.97}
     {"t":…,"kind":"action","what":"pace","episode":"e1745735301","slowdown":1.1,"lost_s":31.2}
 
@@ -26,6 +28,10 @@ since the one before (`iterations` of them), one a second or less often. A suspi
 of the episode it may become; an onset with the id of an episode that ended reopens it. What the
 policy goes by while something is done about a fault is told as it changes: each culprit's own pace,
 and the job's, which for a while is not that of the episode's level.
+
+Times are of the controller's clock, those of iterations (and so of suspicions and episodes) of the
+job's: the median of its workers' clocks. Telemetry is put on the job's clock too, whatever its
+node's says ("ahead_s"). A worker's own lines keep to its node's clock, which it goes on by.
 
 A health trouble (what, node, rank) begins with `ok` false and ends with `ok` true; `what` is one of
 controller, bus, agent, worker, job, ring, tracker, coverage, token, clock, messages. The controller

@@ -2,17 +2,23 @@
 
 In: profiles as they come, verdicts. Out: whether more are to be waited for:
 
-    Case("e1745735301", onset_t=1745735301.2, slowdown=1.41)
+    Case("e1745735301", onset_t=1745735301.2, onset_s=1745735301.3, slowdown=1.41)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from failslow.pipeline.messages import Order, Write
 from failslow.records import Diagnosis, RankProfile
 
-__all__ = ["Case", "opened", "profile_order"]
+__all__ = ["MOST_RECHECK_S", "Case", "opened", "profile_order"]
+
+MOST_RECHECK_S = 600.0
+_EMPTY_AGAIN_S = 10.0
+_RETRY_S = 5.0
+_RETRIES = 6
 
 _PROFILE_S = 3.0
 _ITERATIONS, _HEALTHY_ITERATIONS = 8, 20
@@ -28,6 +34,9 @@ class Case:
 
     id: str
     onset_t: float
+    """By the job's clock, and..."""
+    onset_s: float
+    """...by the controller's."""
     slowdown: float
     confirmed: bool = False
     iteration_s: float = 0.0
@@ -43,7 +52,9 @@ class Case:
     empty: int = 0
     """Verdicts in a row that found nothing..."""
     judged: Diagnosis | None = None
-    """...and the diagnosis the last one was on."""
+    """...and the diagnosis the last one was on..."""
+    well: frozenset[str] = frozenset()
+    """...and keys of what they found well."""
     kept: bool = False
     """Its episode is not followed further, but something is done about it: it is looked at again
     until that is taken back."""
@@ -57,20 +68,48 @@ class Case:
         """Profiles were asked for, and those that are missing do not come any more."""
         return self.asked_s is not None and now_s - self.asked_s > self.collect_s + _LATE_S
 
+    def take_verdict(
+        self, *, named: bool, well: Iterable[str], recheck_s: float, now_s: float
+    ) -> None:
+        """A verdict was given on its diagnosis, or on the one before: when to look again.
+
+        well: of the verdict. recheck_s: after how long the first time.
+        """
+        self.judged, self.failures = self.diagnosis, 0
+        self.well = frozenset(well) | (self.well if self.empty else frozenset())
+        self.empty = 0 if named else self.empty + 1
+        if named or self.recheck_s:
+            # culprits that are well now are looked at no more often than slow ones: pauses are few
+            self.recheck_s = min(MOST_RECHECK_S, 2.0 * self.recheck_s or recheck_s)
+            self.due_s = now_s + self.recheck_s
+        else:
+            self.due_s = now_s + _EMPTY_AGAIN_S * 2 ** (self.empty - 1)
+
+    def take_failure(self, now_s: float) -> None:
+        """Training was not paused for it."""
+        self.failures += 1
+        if self.failures < _RETRIES:
+            self.due_s = now_s + _RETRY_S * 2 ** (self.failures - 1)
+        else:  # the hour's pauses may be spent, by a fault before this one
+            self.due_s = now_s + MOST_RECHECK_S
+
     def ask(self, now_s: float) -> Order:
         """Have all workers' calls profiled."""
         self.asked_s, self.profiles = now_s, {}
         return profile_order("suspicion", self.collect_s)
 
 
-def opened(write: Write) -> Case:
+def opened(write: Write, now_s: float) -> Case:
     """By a suspicion, or by the onset of an episode."""
     record, tags = write.record, write.tags
+    late_s = now_s - write.t  # the job's clock may be another than the controller's
     if write.event == "suspected":
-        case = Case(record["id"], record["first_t"], record["slowdown"])
+        onset_t = record["first_t"]
+        case = Case(record["id"], onset_t, onset_t + late_s, record["slowdown"])
         case.iteration_s = record["slowdown"] * record["baseline_s"]
         return case
-    case = Case(tags["id"], tags["start_t"], record.slowdown, confirmed=True)
+    onset_t = tags["start_t"]
+    case = Case(tags["id"], onset_t, onset_t + late_s, record.slowdown, confirmed=True)
     case.iteration_s = record.slowdown * record.baseline_s
     return case
 

@@ -17,6 +17,7 @@ from statistics import median
 from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig
 from failslow.detect import Detector
 from failslow.journal import JournalEntry
+from failslow.localize.windows import on_job_clock
 from failslow.pipeline.episodes import EpisodeBook
 from failslow.pipeline.health import HealthBook
 from failslow.pipeline.inquiry import Inquiry
@@ -97,6 +98,7 @@ class Pipeline:
             localize or LocalizeConfig(),
             decide.mode,
             ranks=lambda: self.health.living,
+            ahead_s=self.series.ahead_s,
             own=self.remedy.own_slowdowns,
             decide=self.remedy.verdict,
         )
@@ -136,7 +138,7 @@ class Pipeline:
         if isinstance(event, BusReport):
             return self.health.bus(event, now_s)
         if isinstance(event, Report) and _is_unasked(event):
-            body = {**event.body, "node": event.node}
+            body = on_job_clock(event.body, self.series.ahead_s(event.node)) | {"node": event.node}
             return [Write(kind=event.topic, record=body, t=now_s)]
         if isinstance(event, Report):
             asked = self.remedy if event.topic in ("steer", "act", "restart") else self.inquiry
@@ -318,10 +320,12 @@ class Pipeline:
         # hosts given up stay so over every start of the job
         self.remedy.evictions = _evicted(entries)
         past = read_past(entries, self._launch)
+        self.remedy.recall(entries, past)
         if past is None:
             return [self._controller("started", now_s, "watching begins")]
         for entry in past.telling_steps():
-            self._take(self.series.restore_step(entry.record, entry.t), now_s)
+            then_s = min(now_s, entry.t + past.late_s)
+            self._take(self.series.restore_step(entry.record, entry.t), then_s)
         for rank, entry in past.workers.items():
             self.series.restore_worker(
                 rank,
@@ -331,7 +335,6 @@ class Pipeline:
                 end_t=entry.t,
             )
         resumed = self.remedy.resume(past, now_s)
-        self.inquiry.restore(past.reference, past.profiles.values(), past.pauses)
         blind_s = max(0.0, now_s - past.last_t)
         text = f"monitoring was blind for {blind_s:.1f} s: the controller was restarted"
         if past.ended:
@@ -343,7 +346,9 @@ class Pipeline:
             out.append(Write(kind="episode", record=record, t=now_s, tags=tags))
         elif past.episode is not None:
             self._episodes.rename(str(past.episode.tags.get("id", "")))
-        return out
+        elif self._last is not None:  # its onset was not written down any more
+            out += self._episodes.refresh(self._last)
+        return [*out, *self.inquiry.resume(past, now_s, episode=self._episodes.active)]
 
 
 def _evicted(entries: Iterable[JournalEntry]) -> int:

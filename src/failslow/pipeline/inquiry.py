@@ -26,22 +26,22 @@ from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
 from failslow.localize.profile_wire import read_profile_body
-from failslow.pipeline.case import Case, opened, profile_order
+from failslow.localize.windows import on_job_clock
+from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, profile_order
+from failslow.pipeline.measured import Measured, begun, ended
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
+from failslow.pipeline.past import Past
+from failslow.pipeline.resumption import go_on
 from failslow.pipeline.wording import described, proved
 from failslow.records import Diagnosis, RankProfile, SteerMode, Verdict
 
 __all__ = ["Inquiry"]
 
-_TELEMETRY_S = 2.0
-"""How long a verdict waits for what the nodes' samplers saw."""
-_BEFORE_S, _AFTER_S = 120.0, 5.0
-_RETRY_S = 5.0
-_RETRIES = 6
-_MAX_RECHECK_S = 600.0
+_BEFORE_S = 120.0
+_BACK_S = 3.0
+"""After so long a new controller knows who lives: agents say it every second."""
 _EMPTY = 3
 """Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
-_EMPTY_AGAIN_S = 10.0
 _WELL = 1.05
 _HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
 """Healthy profiles that a suspicion came before: how long after it they are asked for."""
@@ -54,7 +54,8 @@ Window = Mapping[str, Any]
 class Inquiry:
     """Finds one job's culprits.
 
-    ranks: the workers that live. own: how slow workers are by their own time, where known.
+    ranks: the workers that live. ahead_s: by how much a node's clock is ahead of the job's, None
+    unknown. own: how slow workers are by their own time, where known.
     decide: takes each verdict.
     """
 
@@ -64,11 +65,12 @@ class Inquiry:
         mode: SteerMode,
         *,
         ranks: Callable[[], Collection[int]],
+        ahead_s: Callable[[str], float | None],
         own: Callable[[], Mapping[int, float]],
         decide: Callable[[Verdict, float], list[Instruction]],
     ) -> None:
         self._config, self._mode = config, mode
-        self._ranks, self._own, self._decide = ranks, own, decide
+        self._ranks, self._ahead_s, self._own, self._decide = ranks, ahead_s, own, decide
         self._lead = PauseLead(config, mode=mode)
         self._taking_part: frozenset[int] = frozenset()
         self._why = ""
@@ -83,14 +85,13 @@ class Inquiry:
         self._reference_due_s: float | None = None
         self._healthy_due_s: float | None = None
         self._windows: dict[str, Window] = {}
-        self._proved: tuple[PauseResult, float] | None = None
-        """A pause's result that waits for telemetry, until when."""
+        self._measured: Measured | None = None
 
     @property
     def urgent(self) -> bool:
         """Whether answers are waited for."""
         asked = self._case is not None and self._case.asked_s is not None
-        return asked or self._lead.active or self._proved is not None
+        return asked or self._lead.active or self._measured is not None
 
     @property
     def healthy(self) -> list[RankProfile]:
@@ -105,7 +106,7 @@ class Inquiry:
         if event == "suspected":
             if case is not None and (case.kept or case.confirmed):
                 self._kept = case  # of a fault that something is done about
-            self._case = opened(write)
+            self._case = opened(write, now_s)
             return [self._case.ask(now_s)]
         if event == "cleared":
             if case is not None and not case.confirmed:
@@ -114,7 +115,7 @@ class Inquiry:
         elif event == "onset":
             self._kept = None
             if case is None or case.id != write.tags["id"]:
-                self._case = opened(write)
+                self._case = opened(write, now_s)
                 return [self._case.ask(now_s)]
             case.confirmed, case.slowdown = True, write.record.slowdown
             case.due_s = now_s
@@ -163,7 +164,7 @@ class Inquiry:
             out += self._ask_healthy(now_s)
         elif case.is_late(now_s):
             out += self._diagnose(case, now_s)
-        if self._proved is not None:
+        if self._measured is not None:
             out += self._prove(now_s)
         elif not self._lead.active and self._mode != "observe":
             if case is not None:
@@ -172,18 +173,34 @@ class Inquiry:
                 out += self._refer(now_s)
         return out
 
-    def restore(
-        self,
-        results: Sequence[Mapping[str, Any]],
-        profiles: Iterable[RankProfile],
-        pauses: Iterable[tuple[float, float, bool]],
-    ) -> None:
-        """What an earlier controller of this job took: the reference, healthy profiles, and its
-        pauses: (when, seconds, whether it counts)."""
-        self._reference = [dict(result) for result in results]
-        self._healthy = {profile.rank: profile for profile in profiles}
-        for t, pause_s, counted in pauses:
+    def resume(self, past: Past, now_s: float, *, episode: str | None) -> list[Instruction]:
+        """Go on where an earlier controller of this launch was, once it is known who lives.
+
+        episode: id of the one that is on.
+        """
+        back_s = now_s + _BACK_S
+        self._reference = [dict(result) for result in past.reference]
+        self._healthy = dict(past.profiles)
+        for t, pause_s, counted in past.pauses:
             self._lead.remember(t, pause_s, counted=counted)
+        case = self._case
+        if case is None:
+            if self._healthy and past.episode is None:
+                self._healthy_due_s = back_s
+            return []
+        if episode is not None and case.confirmed:
+            case.id = episode
+        known, out = go_on(case, past.inquiry, self._config), []
+        if case.due_s is not None:
+            case.due_s = max(case.due_s, back_s)
+        if case.diagnosis is None or case.asked_s is not None:
+            out.append(case.ask(now_s))  # nobody answers the earlier controller
+        if known.unjudged is not None:
+            out.append(self._ask_telemetry(case, now_s))
+            self._measured = Measured.of(known.unjudged, back_s)
+        for verdict in known.verdicts:
+            out += self._decide(verdict, now_s)
+        return out
 
     # -- profiles ----------------------------------------------------------------------------------
 
@@ -193,6 +210,7 @@ class Inquiry:
             return []
         if self._are_all(self._healthy):
             self._healthy_due_s = None
+            self._want_reference(now_s)
             return []
         self._healthy_due_s = now_s + _HEALTHY_AGAIN_S
         return [profile_order("healthy")]
@@ -216,14 +234,19 @@ class Inquiry:
         ranks = self._ranks()
         return len(profiles) >= len(ranks) and profiles.keys() >= set(ranks)
 
+    def _want_reference(self, now_s: float) -> None:
+        """Take the reference, unless there is one, or it is to be tried again anyway."""
+        wanted = self._config.reference and not self._reference
+        if wanted and self._reference_due_s is None:
+            self._reference_due_s = now_s
+
     def _first_look(self, profile: RankProfile, now_s: float) -> list[Instruction]:
         """Healthy profiles: once all are there, who is slow from the start, by its peers?"""
         new = profile.rank not in self._healthy
         self._healthy[profile.rank] = profile
         if not new or not self._are_all(self._healthy):
             return []
-        if self._config.reference and not self._reference:
-            self._reference_due_s = now_s
+        self._want_reference(now_s)
         diagnosis = diagnose(list(self._healthy.values()), [], episode="", slowdown=1.0)
         self._start = diagnosis
         out = _profiles(self._healthy, sorted(self._healthy), "", now_s)
@@ -266,14 +289,18 @@ class Inquiry:
             if case.diagnosis is case.judged:
                 return [case.ask(now_s)]
         diagnosis = case.diagnosis
-        stages = script.plan(diagnosis, self._places(), self._settings())
+        well = case.well if case.empty else ()
+        stages = script.plan(diagnosis, self._places(), self._settings(), well=well)
         if not stages:
-            if case.recheck_s:  # there was before: agents may be silent for a moment
-                case.due_s = now_s + case.recheck_s
+            if case.recheck_s or not self._ranks():  # agents may be silent for a moment
+                case.due_s = now_s + (case.recheck_s or _BACK_S)
             return [Say("nothing to put to the proof: " + described(diagnosis))]
+        return [self._ask_telemetry(case, now_s), *self._pause(stages, "suspects", now_s)]
+
+    def _ask_telemetry(self, case: Case, now_s: float) -> Order:
+        """Seconds until now, whatever a node's clock says."""
         self._windows = {}
-        body = {"since_t": case.onset_t - _BEFORE_S, "until_t": now_s}
-        return [Order(topic="telemetry", body=body), *self._pause(stages, "suspects", now_s)]
+        return Order(topic="telemetry", body={"last_s": now_s - case.onset_s + _BEFORE_S})
 
     def _refer(self, now_s: float) -> list[Instruction]:
         """Run the benchmarks once in healthy times."""
@@ -287,7 +314,14 @@ class Inquiry:
     def _pause(self, stages: script.Script, why: str, now_s: float) -> list[Instruction]:
         self._why, self._taking_part = why, frozenset(self._ranks())
         bodies = self._lead.begin(stages, self._taking_part, now_s, reference=why == "reference")
-        return self._led(bodies, now_s)
+        if not bodies:
+            return self._led(bodies, now_s)
+        record = begun(why, self._paused_for(why), script.expected_s(stages))
+        return [Write(kind="action", record=record, t=now_s), *self._led(bodies, now_s)]
+
+    def _paused_for(self, why: str) -> str:
+        """The episode; a reference is of none."""
+        return self._case.id if self._case is not None and why == "suspects" else ""
 
     def _led(self, bodies: Iterable[Mapping[str, Any]], now_s: float) -> list[Instruction]:
         """Orders of the pause, and what follows once it is over or came to nothing."""
@@ -296,25 +330,13 @@ class Inquiry:
         if result is None or self._lead.active or not self._why:
             return out
         why, self._why = self._why, ""
-        results = _flat(result)
-        record = {
-            "episode": self._case.id if self._case and why == "suspects" else "",
-            "why": why,
-            "ok": result.ok,
-            "reason": result.reason,
-            "step": result.step,
-            "pause_s": result.pause_s,
-            "waited_s": result.waited_s,
-            "missing": result.missing,
-            "errors": {str(rank): error for rank, error in result.errors.items()},
-            "results": results,
-        }
+        record = ended(why, self._paused_for(why), result)
         out.append(Write(kind="validation", record=record, t=now_s))
         if not result.ok:
             return out + self._failed(why, result.reason, now_s)
         if why == "reference":
-            return out + self._referred(result, results, now_s)
-        self._proved = (result, now_s + _TELEMETRY_S)
+            return out + self._referred(result, record["results"], now_s)
+        self._measured = Measured.of(record, now_s)
         return out + self._prove(now_s)
 
     def _referred(
@@ -338,45 +360,39 @@ class Inquiry:
     def _failed(self, why: str, reason: str, now_s: float) -> list[Instruction]:
         case = self._case
         if why == "reference":
-            self._reference_due_s = now_s + _MAX_RECHECK_S
+            self._reference_due_s = now_s + MOST_RECHECK_S
         elif case is not None:
-            case.failures += 1
-            if case.failures < _RETRIES:
-                case.due_s = now_s + _RETRY_S * 2 ** (case.failures - 1)
-            else:  # the hour's pauses may be spent, by a fault before this one
-                case.due_s = now_s + _MAX_RECHECK_S
+            case.take_failure(now_s)
         return [Say(f"training was not paused for the {why}: {reason}")]
 
     def _prove(self, now_s: float) -> list[Instruction]:
         """The verdict, once telemetry is there or has been waited for."""
-        if self._proved is None:
+        measured = self._measured
+        if measured is None:
             return []
-        result, until_s = self._proved
         nodes = {place.node for place in self._places()}
-        if not nodes <= self._windows.keys() and now_s < until_s:
+        if measured.waits(now_s, told=nodes <= self._windows.keys()):
             return []
-        self._proved = None
+        self._measured = None
         case = self._case
         if case is None:
             return []  # relief came first: what was slow is well
         verdict = judge(
-            _flat(result), self._reference, self._places(),
-            episode=case.id, step=result.step, pause_s=result.pause_s,
+            measured.results, self._reference, self._places(),
+            episode=case.id, step=measured.step, pause_s=measured.pause_s,
         )  # fmt: skip
-        windows = [dict(body) | {"node": node} for node, body in self._windows.items()]
+        # hosts' clocks are not trusted: from here on times are those of the iterations
+        windows = [
+            on_job_clock(body, self._ahead_s(node)) | {"node": node}
+            for node, body in self._windows.items()
+        ]
         findings = explain_all(verdict.findings, windows, onset_t=case.onset_t)
         verdict = replace(verdict, findings=findings)
         if case.diagnosis is not None:
             verdict = accord(verdict, case.diagnosis, slowdown=case.slowdown, own=self._own())
-        findings = verdict.findings
-        case.judged, case.failures = case.diagnosis, 0
-        case.empty = 0 if findings else case.empty + 1
-        if findings or case.recheck_s:
-            # culprits that are well now are looked at no more often than slow ones: pauses are few
-            case.recheck_s = min(_MAX_RECHECK_S, 2.0 * case.recheck_s or self._config.recheck_s)
-            case.due_s = now_s + case.recheck_s
-        else:
-            case.due_s = now_s + _EMPTY_AGAIN_S * 2 ** (case.empty - 1)
+        named = bool(verdict.findings)
+        well = verdict.well
+        case.take_verdict(named=named, well=well, recheck_s=self._config.recheck_s, now_s=now_s)
         out: list[Instruction] = [
             Write(kind="telemetry", record=window, t=now_s) for window in windows
         ]
@@ -388,12 +404,7 @@ class Inquiry:
         living = set(self._ranks())
         profiles = self._healthy | (self._case.profiles if self._case else {})
         return [
-            script.WorkerPlace(
-                rank=profile.rank,
-                node=profile.node,
-                host=profile.host or profile.node,
-                device=profile.device,
-            )
+            script.WorkerPlace.of(profile)
             for rank, profile in sorted(profiles.items())
             if rank in living
         ]
@@ -408,8 +419,3 @@ def _profiles(
         Write(kind="rankprofile", record=profiles[rank], t=now_s, tags=tags)
         for rank in ranks[:_JOURNALED]
     ]
-
-
-def _flat(result: PauseResult) -> list[dict[str, Any]]:
-    """What all ranks measured, in one list."""
-    return [dict(item) for items in result.results.values() for item in items]

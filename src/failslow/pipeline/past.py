@@ -8,13 +8,24 @@ In: journal entries, oldest first. Out: a `Past`, or None when the launch is not
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from failslow.journal import JournalEntry
-from failslow.records import Decision, Episode, JobFacts, Outcome, RankProfile, StepSample
+from failslow.records import (
+    CulpritPace,
+    Decision,
+    Diagnosis,
+    Episode,
+    JobFacts,
+    Outcome,
+    RankProfile,
+    StepSample,
+    Verdict,
+)
 
 __all__ = ["Past", "read_past"]
 
@@ -51,9 +62,21 @@ class Past:
     """How each worker's calls went in healthy times."""
     pauses: list[tuple[float, float, bool]] = field(default_factory=list)
     """When training was paused, for how many seconds, and whether the budget counts it."""
+    inquiry: list[JournalEntry] = field(default_factory=list)
+    """What was found out about suspicions, and tried."""
+    learnt: Mapping[str, Any] | None = None
+    """What levels were known to cost."""
+    _late_s: float = math.inf
+    _pausing: bool = False
+    """The last of `pauses` had begun, no more is told."""
     _decided: Decision | None = None
     _settled: int = 0
     """The latest order that was carried out."""
+
+    @property
+    def late_s(self) -> float:
+        """By how much the controller's clock is ahead of the job's."""
+        return self._late_s if math.isfinite(self._late_s) else 0.0
 
     def telling_steps(self) -> list[JournalEntry]:
         """The last iterations that the detector needs to know what it knew, episode included."""
@@ -68,31 +91,37 @@ class Past:
     def take(self, entry: JournalEntry) -> None:
         """Add the next entry."""
         self.last_t = max(self.last_t, entry.t)
-        if isinstance(entry.record, Episode):
+        record = entry.record
+        if isinstance(record, dict):
+            self._take_plain(entry, record)
+        elif isinstance(record, Episode):
             over = entry.tags.get("event") in ("relief", "abandoned")
             self.episode = None if over else entry
-        elif isinstance(entry.record, StepSample):
+        elif isinstance(record, StepSample):
             if entry.rank is None:
                 self.steps.append(entry)
             else:
                 self.workers[entry.rank] = entry
-        elif isinstance(entry.record, RankProfile):
-            if not entry.tags.get("episode"):
-                self.profiles[entry.record.rank] = entry.record
-        elif isinstance(entry.record, JobFacts):
-            self._learn(entry.record)
-        elif isinstance(entry.record, Decision):
-            self._decided = entry.record if entry.record.apply else self._decided
-        elif isinstance(entry.record, Outcome):
-            self._answer(entry.record, entry.tags.get("id"))
-        elif entry.kind == "action" and isinstance(entry.record, dict):
-            self._act(entry.record)
-        elif entry.kind == "validation" and isinstance(entry.record, dict):
-            refers, pause_s = entry.record.get("why") == "reference", entry.record.get("pause_s")
-            if isinstance(pause_s, (int, float)):
-                self.pauses.append((entry.t, float(pause_s), not refers))
-            ok = refers and entry.record.get("ok")
-            self.reference = list(entry.record.get("results", ())) if ok else self.reference
+        elif isinstance(record, RankProfile) and not entry.tags.get("episode"):
+            self.profiles[record.rank] = record
+        elif isinstance(record, (RankProfile, Diagnosis, Verdict, CulpritPace)):
+            self.inquiry.append(entry)
+        elif isinstance(record, JobFacts):
+            self._learn(record)
+        elif isinstance(record, Decision):
+            self._decided = record if record.apply else self._decided
+        elif isinstance(record, Outcome):
+            self._answer(record, entry.tags.get("id"))
+
+    def _take_plain(self, entry: JournalEntry, record: Mapping[str, Any]) -> None:
+        if entry.kind == "validation" or record.get("what") == "pausing":
+            self._pause(entry, record, over=entry.kind == "validation")
+        elif entry.kind == "action":
+            self._act(record)
+        elif record.get("what") == "controller":
+            self._pausing = self._pausing and record.get("event") != "resumed"
+            if self.steps:  # it writes of an iteration soon after that is over, or much later
+                self._late_s = min(self._late_s, entry.t - self.steps[-1].t)
 
     def begin_anew(self) -> None:
         """The workers are others: as at the start."""
@@ -105,7 +134,22 @@ class Past:
         if known is not None and replace(known, iteration_s=facts.iteration_s) != facts:
             self.begin_anew()
 
+    def _pause(self, entry: JournalEntry, record: Mapping[str, Any], *, over: bool) -> None:
+        """Of one of which the end is not told the expected time counts; one refused is none."""
+        self.inquiry.append(entry)
+        ok, refers = bool(record.get("ok")), record.get("why") == "reference"
+        pause_s = record.get("pause_s")
+        if over and self._pausing:
+            self.pauses.pop()
+        if isinstance(pause_s, (int, float)) and (pause_s or ok or not over or self._pausing):
+            self.pauses.append((entry.t, float(pause_s), not refers))
+        self._pausing = not over
+        if ok and refers:
+            self.reference = list(record.get("results", ()))
+
     def _act(self, record: Mapping[str, Any]) -> None:
+        if record.get("what") == "learnt":
+            self.learnt = record
         if record.get("what") == "standing":
             if record.get("anew"):  # the workers were started again
                 self.begin_anew()

@@ -12,7 +12,7 @@ the culprit's own time decides (`CulpritPace`), never the job's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,9 +21,11 @@ from failslow.config import DecideConfig
 from failslow.decide import Event as PolicyEvent
 from failslow.decide import InForce, LayoutPlanner, Pace, Policy, Relieved, Tick
 from failslow.errors import PlanError
+from failslow.journal import JournalEntry
 from failslow.localize.calibrate import calibrate
 from failslow.pipeline.aftermath import SETTLE, Aftermath
 from failslow.pipeline.desk import Desk
+from failslow.pipeline.experience import Experience
 from failslow.pipeline.letters import LetterError, read_command, read_facts, read_outcome
 from failslow.pipeline.messages import Instruction, Report, Say, Write
 from failslow.pipeline.orders import (
@@ -67,6 +69,7 @@ class Remedy:
         self._config, self._workers = config, workers
         self.facts: JobFacts | None = None
         self._initial = InForce()
+        self._experience = Experience()
         self._policy = self._make_policy(None, 0)
         self._desk = Desk()
         self._step_s = 0.0
@@ -94,6 +97,10 @@ class Remedy:
     @evictions.setter
     def evictions(self, count: int) -> None:
         self._policy.evictions = count
+
+    def recall(self, entries: Iterable[JournalEntry], past: Past | None) -> None:
+        """Levels cost what earlier controllers of this job measured, or a job with its layout."""
+        self._experience = Experience.of(entries, past)
 
     def resume(self, past: Past, now_s: float) -> list[Instruction]:
         """Another controller of this launch knew of the job what `past` says.
@@ -128,7 +135,8 @@ class Remedy:
         self._standing_s = now_s
         if facts is None:
             return []
-        return [Write(kind="jobfacts", record=facts, t=now_s), self._stands(now_s)]
+        again = self._experience.repeated(now_s)
+        return [Write(kind="jobfacts", record=facts, t=now_s), self._stands(now_s), *again]
 
     def _stands(self, now_s: float, **more: Any) -> Write:
         """What is in force."""
@@ -269,13 +277,17 @@ class Remedy:
     def _make_policy(self, facts: JobFacts | None, evictions: int) -> Policy:
         planner = LayoutPlanner(facts, self._config)
         self._initial = planner.initial()
-        return Policy(planner, self._config, evictions=evictions)
+        policy = Policy(planner, self._config, evictions=evictions)
+        self._experience.give(policy.costs, facts)
+        return policy
 
     def _learn_facts(self, facts: JobFacts, now_s: float) -> list[Instruction]:
         known = self.facts
         if known is not None and replace(facts, iteration_s=known.iteration_s) == known:
             return []  # it only knows its pace better
         evictions = self._policy.evictions
+        if known is not None:
+            self._experience.forget_refusals()
         policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
         self.facts, self._policy = facts, policy
         self._desk.clear()  # its orders are of another trainer
@@ -300,7 +312,7 @@ class Remedy:
         return [Write(kind="culpritpace", record=pace, t=now_s), *self._decide(pace, now_s)]
 
     def _told(self, decisions: Sequence[Decision], now_s: float) -> list[Instruction]:
-        out: list[Instruction] = []
+        out: list[Instruction] = [*self._experience.news(self._policy.costs, self.facts, now_s)]
         for decision in decisions:
             out.append(Write(kind="decision", record=decision, t=now_s))
             out.append(Say(said(decision)))

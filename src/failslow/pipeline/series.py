@@ -34,6 +34,8 @@ _KEPT = 4096
 _OPENED = 512
 _NEAR_STEPS = 3
 """A worker's own count is believed if its clock agrees within so many steps."""
+_CLOCKS_AGREE_S = 1.0
+"""As far apart as two samples of telemetry."""
 _SETTLE_STEPS = 12
 """Workers of which each notices a change of the program within so many steps see one change."""
 
@@ -193,6 +195,19 @@ class JobSeries:
     def step_of(self, worker: Worker) -> int:
         """The step people know of the worker's last iteration."""
         return worker.position + self._shift
+
+    def ahead_s(self, node: str) -> float | None:
+        """By how much the node's clock is ahead of the job's; None before an iteration together.
+
+        Iterations end in collectives: ends that are no further apart than ends may be are of clocks
+        that agree.
+        """
+        skews = [w.skew_s for w in self.workers.values() if w.node == node and w.skew_s is not None]
+        if not skews:
+            return None
+        ahead_s = median(skews)
+        typical_s = median(self._recent_s) if self._recent_s else 0.0
+        return ahead_s if abs(ahead_s) > max(_CLOCKS_AGREE_S, 0.5 * typical_s) else 0.0
 
     @property
     def patience_s(self) -> float:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from failslow.journal import JournalEntry
-from failslow.localize.windows import NodeWindow
+from failslow.localize.windows import NodeWindow, on_job_clock
 
 __all__ = ["Measures", "NodeSeries", "Span", "measures", "node_series"]
 
@@ -92,15 +93,32 @@ class Measures:
 
 
 def node_series(entries: Iterable[JournalEntry]) -> dict[str, NodeSeries]:
-    """{node: all that was sampled there}."""
+    """{node: all that was sampled there}, by the job's clock."""
     nodes: dict[str, NodeSeries] = {}
+    early: dict[str, list[Mapping[str, Any]]] = {}
+    """Reports from before a node's clock was known."""
     for entry in entries:
-        if entry.kind == "telemetry" and isinstance(entry.record, Mapping):
-            # a line's own "t" is that of writing it; the window's stands under another name
-            body = {**entry.record, "t": entry.record.get("telemetry_t", ())}
-            window = NodeWindow.of(body)
-            nodes.setdefault(window.node, NodeSeries(window.node)).take(window)
+        if entry.kind != "telemetry" or not isinstance(entry.record, Mapping):
+            continue
+        # a line's own "t" is that of writing it; the window's stands under another name
+        body = {**entry.record, "t": entry.record.get("telemetry_t", ())}
+        node, ahead_s = str(body.get("node", "")), body.get("ahead_s", 0.0)
+        waiting = early.setdefault(node, [])
+        if isinstance(ahead_s, int | float):
+            bodies = [*(on_job_clock(one, ahead_s) for one in waiting), body]
+            waiting.clear()
+            for one in bodies:
+                _take(nodes, one)
+        else:
+            waiting.append(body)
+    for one in (one for waiting in early.values() for one in waiting):
+        _take(nodes, one)
     return nodes
+
+
+def _take(nodes: dict[str, NodeSeries], body: Mapping[str, Any]) -> None:
+    window = NodeWindow.of(body)
+    nodes.setdefault(window.node, NodeSeries(window.node)).take(window)
 
 
 def measures(nodes: Iterable[NodeSeries]) -> Measures:

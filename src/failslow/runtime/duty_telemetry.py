@@ -1,8 +1,8 @@
 """Samples a node's telemetry once a second and answers orders for a window of it.
 
-In: `Order(topic="telemetry", body={"since_t": …, "until_t": …})`, epoch seconds, each may be null:
-as far back as is kept (10 minutes), until now. Out: one `Report` of the node as a whole (rank
-None):
+In: `Order(topic="telemetry", body={"last_s": 137.2})`: of so many seconds until now (hosts' clocks
+differ); null: of all that is kept (10 minutes). Out: one `Report` of the node as a
+whole (rank None):
 
     {"since_t":1745735241.0,"until_t":1745735301.0,"interval_s":1.0,
      "t":[1745735241.2,1745735242.2,…],
@@ -14,14 +14,16 @@ None):
      "gpus":{"0":{"name":"NVIDIA H200","ranks":[3]}}, "addresses":["10.77.0.1"],
      "missing":["no NVML: the module pynvml is not installed"]}
 
-`t` holds at most 120 times (epoch seconds by the node's clock; of a longer window the last 60 are
-as sampled and the older ones averages, so that steps between times differ), and every list as many
-values, null where there was none. A series that did not change in the window is
-one number under `steady`. Names are `<source>/<what>` or `<source>/<which>/<what>`; units are their
-endings: `_share` 0..1 of the time, `_s` seconds, `_c` °C, `_w` watts, `_mhz`, `_per_s`, `_cores`
-CPU seconds a second, `_cv` standard deviation over mean; without one it is a plain number. What the
-names mean stands in `failslow.telemetry`. `gpus` says which workers NVML saw on each (it may not
-see into containers), `addresses` those of the node as its workers' connections show them.
+`t` holds at most 120 times (epoch seconds by the clock of the node's workers, by which their
+iterations are timed; the pipeline puts them on the job's and adds "ahead_s", by how much the node's
+was ahead, null unknown). Of a longer window the last 60 are as sampled and the older ones averages,
+so that steps between times differ. Every list has as many values, null where there was none. A
+series that did not change in the window is one number under `steady`. Names are `<source>/<what>`
+or `<source>/<which>/<what>`; units are their endings: `_share` 0..1 of the time, `_s` seconds, `_c`
+°C, `_w` watts, `_mhz`, `_per_s`, `_cores` CPU seconds a second, `_cv` standard deviation over mean;
+without one it is a plain number. What the names mean stands in `failslow.telemetry`. `gpus` says
+which workers NVML saw on each (it may not see into containers), `addresses` those of the node as
+its workers' connections show them.
 
 With `record_s` such a report comes unasked every so many seconds and when the last worker has
 ended, of the time since the last one, with "why": "record".
@@ -75,13 +77,15 @@ class TelemetryDuty(Duty):
             raise ValueError(f"interval_s ({interval_s}) must be from 0.05 to 60 seconds")
         self._node, self._say, self._interval_s = node, say, interval_s
         self._workers: Mapping[int, int] = {}
+        self._epoch_s: float | None = None
+        """What to add to CLOCK_MONOTONIC for the time its workers' iterations are told in."""
         made = samplers or (lambda workers: node_samplers(workers, job=job))
         self.collector = Collector(made(lambda: self._workers), keep=round(_KEEP_S / interval_s))
         self._orders: list[Order] = []
         self._said: set[str] = set()
         self._asked_s = -1e9
         self._record_s = record_s
-        self._recorded_t = time.time()
+        self._recorded_s = time.monotonic()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -97,7 +101,10 @@ class TelemetryDuty(Duty):
 
     def turn(self, workers: Sequence[WatchedWorker], now_s: float) -> Iterable[Report]:
         """As `Duty.turn`."""
-        had, self._workers = self._workers, {w.rank: w.pid for w in workers if not w.ended}
+        living = [worker for worker in workers if not worker.ended]
+        had, self._workers = self._workers, {worker.rank: worker.pid for worker in living}
+        if living:
+            self._epoch_s = living[0].to_epoch_s(0.0)
         if self._workers and self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="failslow-telemetry", daemon=True
@@ -111,25 +118,33 @@ class TelemetryDuty(Duty):
                     self._say(text)
         orders, self._orders = self._orders, []
         for order in orders:
+            last_s = _seconds(order.body.get("last_s"))
+            now_t = self._t(time.monotonic())
             body = self.collector.report(
-                since_t=_time(order.body.get("since_t")),
-                until_t=_time(order.body.get("until_t")),
+                since_t=None if last_s is None else now_t - last_s,
+                until_t=now_t,
                 interval_s=self._interval_s,
             )
             yield Report(node=self._node, topic=self.topic, body=body)
         if self._record_s and self._thread is not None:
             # nothing more is sampled once the last worker has ended, and soon nobody listens
-            yield from self._record(time.time(), last=bool(had) and not self._workers)
+            yield from self._record(time.monotonic(), last=bool(had) and not self._workers)
 
-    def _record(self, now_t: float, *, last: bool) -> Iterable[Report]:
+    def _record(self, now_s: float, *, last: bool) -> Iterable[Report]:
         """What was sampled since the last time, if that is long enough ago or the end."""
-        if now_t - self._recorded_t < self._record_s and not last:
+        if now_s - self._recorded_s < self._record_s and not last:
             return
         body = self.collector.report(
-            since_t=self._recorded_t, until_t=now_t, interval_s=self._interval_s
+            since_t=self._t(self._recorded_s), until_t=self._t(now_s), interval_s=self._interval_s
         )
-        self._recorded_t = now_t
+        self._recorded_s = now_s
         yield Report(node=self._node, topic=self.topic, body={**body, "why": RECORD})
+
+    def _t(self, monotonic_s: float) -> float:
+        """On the workers' clock: it keeps its pace when the system's is set."""
+        if self._epoch_s is None:
+            return time.time() - time.monotonic() + monotonic_s
+        return self._epoch_s + monotonic_s
 
     def close(self) -> None:
         """As `Duty.close`."""
@@ -145,11 +160,11 @@ class TelemetryDuty(Duty):
             if now_s >= due_s:
                 due_s = max(due_s + self._interval_s, now_s)
                 if self._workers:
-                    self.collector.take(now_s, t=time.time())
+                    self.collector.take(now_s, t=self._t(now_s))
 
 
-def _time(value: object) -> float | None:
-    """None for what is no time."""
+def _seconds(value: object) -> float | None:
+    """None for what is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)

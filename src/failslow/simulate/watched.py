@@ -290,7 +290,7 @@ class _Run:
     def _telemetry(self, body: Mapping[str, Any]) -> None:
         windows = node_windows(
             self._course.scenario,
-            since_s=float(body["since_t"]) - self._start_t,
+            since_s=self._clock.now_s - float(body["last_s"]),
             until_s=self._clock.now_s,
             start_t=self._start_t,
         )
