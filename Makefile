@@ -19,6 +19,7 @@ $(VENV)/.ready-torch: pyproject.toml $(VENV)/.ready
 $(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	-$(BIN)/python -m pip install --quiet 'ray>=2.40'  # has no wheel for every Python; its tests skip
+	-$(BIN)/python -m pip install --quiet --no-deps 'megatron-core==0.16.1'  # its tests skip without
 	-$(BIN)/python -m failslow.capture.native  # half a minute; without a compiler its tests skip
 	touch $@
 

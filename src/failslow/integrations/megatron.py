@@ -12,10 +12,11 @@ the update is that of the even split, and the data iterator gives this replica's
         with steering.step(iteration):
             train_step(forward_step, data, model, optimizer, scheduler, config)
 
-Checked against megatron-core 0.16 on CPUs, its schedule without pipelining; NOT tried on GPUs, nor
-with pipelines. Megatron divides every loss by the replica's own number of micro-batches and then
-averages over replicas, so it is scaled by (own number · replicas / all); with
-`calculate_per_token_loss` it divides by the tokens of all replicas, and nothing is to be scaled.
+Tested on megatron-core 0.16.1 itself on CPUs: its schedules without pipelining and 1F1B, its DDP
+and gradient finalisation. UNTESTED ON GPUs. Megatron divides every loss by the replica's own number
+of micro-batches and then averages over replicas, so it is scaled by (own number · replicas / all);
+with `calculate_per_token_loss` it divides by the tokens of all replicas, and nothing is to be
+scaled.
 """
 
 from __future__ import annotations
