@@ -97,7 +97,7 @@ def test_a_journal_s_telemetry_is_by_the_clock_of_its_iterations() -> None:
 def test_what_is_told_for_the_journal_alone_is_mended_as_soon_as_the_clock_is_known() -> None:
     job = inquired()
     job.skew_s = dict.fromkeys(range(2), 0.0) | dict.fromkeys((2, 3), APART_S)
-    body = {"why": "record", "t": [job.now_s + APART_S], "series": {"x": [1.0]}}
+    body: dict[str, Any] = {"why": "record", "t": [job.now_s + APART_S], "series": {"x": [1.0]}}
     report = Report(node="node1", topic="telemetry", body=body)
     job.give(report)
     job.iterate(3, HEALTHY_S)

@@ -190,7 +190,8 @@ class Inquiry:
             return []
         if episode is not None and case.confirmed:
             case.id = episode
-        known, out = go_on(case, past.inquiry, self._config), []
+        known = go_on(case, past.inquiry, self._config)
+        out: list[Instruction] = []
         if case.due_s is not None:
             case.due_s = max(case.due_s, back_s)
         if case.diagnosis is None or case.asked_s is not None:

@@ -105,10 +105,10 @@ def node_series(entries: Iterable[JournalEntry]) -> dict[str, NodeSeries]:
         node, ahead_s = str(body.get("node", "")), body.get("ahead_s", 0.0)
         waiting = early.setdefault(node, [])
         if isinstance(ahead_s, int | float):
-            bodies = [*(on_job_clock(one, ahead_s) for one in waiting), body]
+            for one in waiting:
+                _take(nodes, on_job_clock(one, ahead_s))
             waiting.clear()
-            for one in bodies:
-                _take(nodes, one)
+            _take(nodes, body)
         else:
             waiting.append(body)
     for one in (one for waiting in early.values() for one in waiting):
