@@ -19,9 +19,11 @@ def main(node: str, job: str, interval_s: str, *workers: str) -> None:
     """workers: "RANK:PID" each."""
     duty = TelemetryDuty(node=node, job=job, interval_s=float(interval_s))
     watched: list[Any] = []
+    epoch_s = time.time() - time.monotonic()
     for worker in workers:
         rank, pid = map(int, worker.split(":"))
-        watched.append(SimpleNamespace(rank=rank, pid=pid, ended=False))
+        about = {"rank": rank, "pid": pid, "ended": False}
+        watched.append(SimpleNamespace(**about, to_epoch_s=lambda ns: epoch_s + ns / 1e9))
     list(duty.turn(watched, time.monotonic()))
     while not len(duty.collector.window().t):
         time.sleep(0.01)

@@ -60,7 +60,7 @@ class Sampler:
     def body(self, since_t: float) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"since_t": since_t}).encode() + b"\n")
+        self._process.stdin.write(json.dumps({"last_s": time.time() - since_t}).encode() + b"\n")
         self._process.stdin.flush()
         found: dict[str, Any] = json.loads(self._process.stdout.readline())
         return found
