@@ -48,6 +48,8 @@ FAULTS = ("throttle", "burner", "link", "egress", "flood", "two", "off path", "n
 _MATTERS, _PLAIN = 1.10, 1.15
 """Between the two, whether it is noticed is a matter of noise: naming nobody is right as well."""
 _HEALTHY_S = 4.0
+_FELT_S = 10.0
+"""What has neither slowed training nor been noticed after so long is not waited for."""
 EGRESS_MBIT = 500.0
 """What a node may send, as its network card would."""
 
@@ -98,6 +100,15 @@ class Strike:
     since_bite_s: float | None
     """From the injection to the verdict."""
     pause_s: float | None
+
+    @property
+    def felt(self) -> bool:
+        """Training is so slow, or was found to be, that somebody has to be named."""
+        return _is_felt(self.slowdown, self.confirmed)
+
+
+def _is_felt(slowdown: float, confirmed: bool) -> bool:
+    return slowdown >= (_MATTERS if confirmed else _PLAIN)
 
 
 class WatchedLayout:
@@ -197,11 +208,11 @@ def _of(entry: JournalEntry, key: str) -> str:
 
 
 def _fault(
-    job: WatchedLayout, name: str, pick: random.Random, demand: Demand
+    job: WatchedLayout, name: str, rank: int, demand: Demand
 ) -> tuple[Truth, Callable[[], AbstractContextManager[object]]]:
     """What is injected and how: about half of what training needs is left to it."""
     cores, bits_per_s = demand.take()
-    rank, node = pick.randrange(4), job.places
+    node = job.places
     onwards, back, opposite = (rank - 1) % 4, (rank + 1) % 4, (rank + 2) % 4
 
     def slowed(rank: int) -> AbstractContextManager[object]:
@@ -262,26 +273,28 @@ def _both(*faults: AbstractContextManager[object]) -> Iterator[None]:
         yield
 
 
-def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float = 40.0) -> Strike:
-    """Healthy, injected until the verdict, undone until all is calm."""
+def strike(job: WatchedLayout, name: str, rank: int, *, limit_s: float = 40.0) -> Strike:
+    """Once all is calm: healthy for a while, then the fault at this rank until the verdict."""
+    before_t = time.time()
+    until(lambda: job.steps_s(before_t), 60.0)  # it may have begun under the last fault
     healthy_t, demand = time.time(), Demand(job)
     until(lambda: time.time() - healthy_t > _HEALTHY_S and job.calm(healthy_t), 180.0)
     healthy_s = statistics.median(job.steps_s(healthy_t))
-    truth, inject = _fault(job, name, pick, demand)
+    truth, inject = _fault(job, name, rank, demand)
     with inject():
         began_t = time.time()
-        idle_s = 10.0 if name in ("nothing", "off path") else limit_s
-        with_verdict = _reached(lambda: _names(job.verdict(began_t)), idle_s)
+        _reached(
+            lambda: _names(job.verdict(began_t)) or _is_over(job, began_t, healthy_s),
+            _FELT_S if name == "nothing" else limit_s,
+        )
         slow = job.steps_s(began_t + 0.5)
-    undone_t = time.time()
     onset, verdict = job.onset(began_t), job.verdict(began_t)
     slowdown = statistics.median(slow) / healthy_s if slow else 1.0
     findings = verdict.record.findings if verdict else ()
     expected = truth if slowdown >= _MATTERS or onset else Truth(text="nothing")
     right = expected.right(findings)
-    if slowdown < (_PLAIN if onset is None else _MATTERS):
+    if not _is_felt(slowdown, onset is not None):
         right |= not findings
-    _reached(lambda: job.calm(undone_t), 60.0)
     return Strike(
         layout=job.layout,
         fault=name,
@@ -291,10 +304,18 @@ def strike(job: WatchedLayout, name: str, pick: random.Random, *, limit_s: float
         causes=tuple(finding.cause for finding in findings),
         right=right,
         confirmed=onset is not None,
-        verdict_s=verdict.t - onset.t if with_verdict and onset and verdict else None,
+        verdict_s=verdict.t - onset.t if findings and onset and verdict else None,
         since_bite_s=verdict.t - began_t if verdict else None,
         pause_s=verdict.record.pause_s if verdict else None,
     )
+
+
+def _is_over(job: WatchedLayout, began_t: float, healthy_s: float) -> bool:
+    """Neither was the fault noticed by now, nor does training feel it."""
+    if time.time() - began_t < _FELT_S or job.onset(began_t):
+        return False
+    slow = job.steps_s(began_t + 0.5)
+    return bool(slow) and statistics.median(slow) < _MATTERS * healthy_s
 
 
 def _names(verdict: JournalEntry | None) -> bool:
@@ -343,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         options.faults.split(","), options.faults.count(",") + 1
                     ):
                         try:
-                            strikes.append(strike(job, fault, pick))
+                            strikes.append(strike(job, fault, pick.randrange(4)))
                         except InjectError as error:  # nothing was injected: nothing to judge
                             console.print(f"{layout}  {fault} could not be injected: {error}")
                             continue
