@@ -1,7 +1,7 @@
 """A training job to be paused; nothing in it knows how, but for the stand-in for the benchmarks.
 
-In: RANK and its kin, TRAIN_FOLDER, PAUSE_SCENARIO (see `SCENARIOS`), PAUSE_STUB (seconds the script
-takes; "" = the real benchmarks). Out: TRAIN_FOLDER/rank<r>.json once a file `stop` is there:
+In: RANK and its kin, TRAIN_FOLDER, PAUSE_SCENARIO (see `SCENARIOS`), PAUSE_STUB (seconds a stand-in
+takes). Out: TRAIN_FOLDER/rank<r>.json once a file `stop` is there:
 
     {"losses":[0.91,…],"shas":{"10":"ab31…",…},"ends":[1745735301.2,…],"status":{…},"scripts":1}
 """
@@ -138,7 +138,11 @@ def main() -> None:
             time.sleep(float(stub))
             return [{"do": "stub", "rank": RANK, "pause": number, "stages": len(script)}]
 
-        pausing.Pauser.runner = staticmethod(run)
+        def runner(pauser: pausing.Pauser) -> pausing.Runner | None:
+            """Real benchmarks are run as ever."""
+            return run if pauser._worker.script[0]["do"] == "stub" else None
+
+        pausing.Pauser.runner = property(runner)  # type: ignore[assignment]  # by each script
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), WORLD, RANK == 0)
     losses: list[float] = []
     shas: dict[int, str] = {}
