@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from failslow.decide.placement import best_placement, plan_topology
+from failslow.decide.proof import Proof
 from failslow.decide.topology import Blocks, TopologyModel
 from failslow.errors import PlanError
 
@@ -210,6 +211,56 @@ def test_local_search_ends_near_the_best(model: TopologyModel, seed: int) -> Non
     assert sorted(local.ravel().tolist()) == list(range(current.size))
     assert model.predict(local) <= (1 + LOCAL) * model.predict(exact)
     assert model.predict(local) <= model.predict(current) * (1 + 1e-9)
+
+
+@settings(max_examples=40)
+@given(
+    models(
+        [(2, 3, 2), (3, 2, 3), (2, 4, 2), (4, 2, 2), (2, 4, 4), (4, 2, 4), (1, 8, 2), (8, 1, 4)]
+    ),
+    st.permutations([0, 0, 1, 1, 2, 2, 3, 3]),
+    st.booleans(),
+    st.integers(0, 999),
+)
+def test_branch_and_bound_ends_at_the_best_of_all_placements(
+    model: TopologyModel, anywhere: list[int], uneven: bool, seed: int
+) -> None:
+    blocks = model.pp * model.dp
+    if uneven:  # hosts of other sizes, and blocks of one host at any stages
+        model = replace(model, host=np.array(anywhere)[:blocks] % len(model.link))
+    start, _ = best_placement(model, in_order(model), exact=False, seed=seed)
+    proof, time_s = Proof(model, work=2_000_000), 1.02 * model.predict(start)
+    while (found := proof.faster(time_s)) is not None:
+        assert sorted(found.ravel().tolist()) == list(range(blocks))
+        assert model.predict(found) < time_s
+        time_s = model.predict(found)
+    assert proof.complete
+    best, _ = best_placement(model, in_order(model), exact=True)
+    assert time_s == pytest.approx(model.predict(best), rel=1e-8)
+
+
+@pytest.mark.parametrize(("pp", "dp", "per_host"), [(4, 4, 2), (4, 8, 4), (8, 8, 8)])
+def test_eight_hosts_of_several_blocks_are_searched_exactly(
+    pp: int, dp: int, per_host: int
+) -> None:
+    rng = np.random.default_rng(pp * dp)
+    for _ in range(5):
+        model = healthy(pp, dp, per_host=per_host)
+        model.slowdown[rng.choice(pp * dp, 2, replace=False)] = rng.uniform(1.2, 1.8, 2)
+        here, there = rng.choice(8, 2, replace=False)
+        model.link[here, there] = model.link[there, here] = 4.0
+        start = time.process_time()
+        search = plan_topology(model, in_order(model))
+        assert search.exact
+        assert time.process_time() - start <= 2.0
+
+
+def test_what_would_take_too_long_to_prove_is_not_called_exact() -> None:
+    model = healthy(4, 4, per_host=2)
+    model.link[0, 1] = 4.0
+    proof = Proof(model, work=10)
+    assert proof.faster(model.predict(in_order(model))) is None
+    assert not proof.complete
 
 
 def test_congested_ring_link_of_four_stages_is_given_other_traffic() -> None:
