@@ -124,37 +124,78 @@ def test_slow_by_nobody_in_particular_is_unknown(tmp_path: Path) -> None:
     assert (result.result, result.is_slow, result.culprits) == ("unknown", True, ())
 
 
+def well(*keys: str) -> Verdict:
+    return replace(verdict("e1"), well=keys)
+
+
 def test_a_little_unrest_that_nobody_is_to_blame_for_does_not_count(tmp_path: Path) -> None:
-    all_well = replace(verdict("e1"), well=("device rank 0", "device rank 1"))
     made = Made()
     made.train(60, HEALTHY_S)
-    made.slow(60, 1.12, diagnosis("e1", suspect("compute", (1,))), all_well, id="e1")
+    told = diagnosis("e1", suspect("compute", (1,)))
+    made.slow(400, 1.12, told, well("device rank 0", "device rank 1"), id="e1")
     made.train(60, HEALTHY_S)
     result = read(made, tmp_path, fleet=FLEET)
     assert (result.result, result.is_slow, result.slow_s) == ("healthy", False, 0.0)
-    (told,) = result.evidence
-    assert told == (
-        "Not counted: 7 s at ×1.12 at most, for which no worker and no link was found slow."
+    assert result.evidence == (
+        "Not counted: 45 s at ×1.12 at most; none of the suspects was found slow.",
     )
+    assert result.worth_keeping  # somebody may want to look
+
+
+ALL_WELL = tuple(f"device rank {rank}" for rank in range(4))
+LINK = diagnosis("e1", suspect("link", (1,), (2,)))
 
 
 @pytest.mark.parametrize(
     ("iterations", "slowdown", "said", "result"),
     [
         (60, 1.12, [], "healthy"),  # soon over, and nothing was measured
-        (60, 1.30, [replace(verdict("e1"), well=("device rank 0",))], "unknown"),  # not small
+        (60, 1.30, [well(*ALL_WELL)], "unknown"),  # not small
         (400, 1.12, [], "unknown"),  # goes on and on
         (60, 1.12, [verdict("e1", device(2))], "compute"),  # somebody is to blame
-        (400, 1.12, [replace(verdict("e1"), well=("device rank 0",))], "healthy"),
+        (400, 1.12, [well(*ALL_WELL)], "healthy"),
+        (400, 1.12, [well("device rank 0")], "unknown"),  # others were not measured
+        (400, 1.12, [diagnosis("e1", suspect("compute", (1,))), well("device rank 0")], "compute"),
+        (400, 1.12, [LINK, well(*ALL_WELL)], "communication"),
+        (400, 1.12, [LINK, well("link n1>n2")], "healthy"),
     ],
 )
-def test_small_short_and_unproved_all_three_make_unrest(
+def test_small_and_well_or_soon_over_makes_unrest(
     tmp_path: Path, iterations: int, slowdown: float, said: list[Verdict], result: str
 ) -> None:
     made = Made()
     made.train(60, HEALTHY_S)
     made.slow(iterations, slowdown, *said, id="e1")
+    made.train(60, HEALTHY_S)
     assert read(made, tmp_path).result == result
+
+
+def test_many_short_ones_are_not_soon_over(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    for number in range(4):
+        id = f"e{number}"
+        made.slow(100, 1.15, diagnosis(id, suspect("compute", (2,))), id=id)
+        made.train(60, HEALTHY_S)
+    result = read(made, tmp_path)
+    assert (result.result, result.cause) == ("compute", "unknown")
+    assert result.slow_s == pytest.approx(46.0, rel=0.02)
+
+
+def test_of_a_short_probe_half_is_long(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(100, 1.15, id="e1", ends=False)
+    assert read(made, tmp_path).result == "unknown"
+
+
+def test_how_much_probes_differ_says_nothing_of_a_change_within_one(tmp_path: Path) -> None:
+    made = Made()
+    made.train(60, HEALTHY_S)
+    made.slow(60, 1.6, diagnosis("e1", suspect("compute", (2,))), well(*ALL_WELL), id="e1")
+    wide = replace(FLEET, limit=2.0)
+    result = read(made, tmp_path, fleet=wide)
+    assert (result.result, result.is_slow) == ("compute", True)
 
 
 def test_unrest_beside_a_fault_leaves_the_fault(tmp_path: Path) -> None:

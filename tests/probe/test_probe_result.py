@@ -71,7 +71,8 @@ def test_a_result_without_its_devices_is_read_as_of_unknown_ones() -> None:
 def test_what_somebody_may_look_into_is_worth_keeping() -> None:
     """Slower than the fleet is a question, too, whatever it was called."""
     assert FULL.worth_keeping
-    healthy = replace(FULL, result="healthy", onset_delay_s=None)
+    healthy = replace(FULL, result="healthy", onset_delay_s=None, evidence=())
+    assert replace(healthy, evidence=("Not counted: 7 s at ×1.12",)).worth_keeping
     assert not healthy.worth_keeping
     assert not replace(healthy, fleet_iteration_s=0.12).worth_keeping
     assert replace(healthy, fleet_iteration_s=0.109).worth_keeping

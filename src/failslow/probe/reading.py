@@ -21,7 +21,7 @@ from failslow.probe.fleet import FleetReference
 from failslow.probe.job import grid_of
 from failslow.probe.measures import NodeSeries, measures, node_series
 from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState, nameless
-from failslow.records import Diagnosis, Episode, StepSample, Verdict
+from failslow.records import Diagnosis, Episode, Finding, StepSample, Verdict
 
 __all__ = ["Ending", "devices_of", "read_result"]
 
@@ -33,8 +33,7 @@ _HEALTHY = 1.075
 """Half-way between slow (10 %) and well again (5 %), as the detector has it."""
 _SPIKE = 2.0
 _SMALL = 1.21
-"""Below it a fail-slow that nobody is named for may be the cluster's own unrest: as
-`FleetReference.limit_alone` where healthy probes are alike."""
+"""Below it a fail-slow that nobody is named for may be the cluster's own unrest."""
 _SHORT_S = 30.0
 
 
@@ -195,11 +194,10 @@ def read_result(
     if fleet and alone and times.slowdown < fleet.limit_alone:
         times = _slow_times(told, None)
         accused = _accused(told, times, series)
-    unrest: tuple[str, ...] = ()
-    kept = _worth_counting(times, told, fleet)
-    if kept != times:
-        unrest = (_unrest_text(times, kept),)
-        times, accused = kept, _accused(told, kept, series)
+    times, left_out = _worth_counting(told, times)
+    unrest = (left_out,) if left_out else ()
+    if left_out:
+        accused = _accused(told, times, series)
     found = replace(
         base,
         healthy_iteration_s=times.healthy_s,
@@ -245,30 +243,53 @@ class _Times:
         return tuple(dict.fromkeys(id for part in self.slow for id in part.ids))
 
 
-def _worth_counting(times: _Times, told: _Told, fleet: FleetReference | None) -> _Times:
-    """Without small fail-slows for which nobody is to blame: measured, all were well; or soon over.
+def _worth_counting(told: _Told, times: _Times) -> tuple[_Times, str]:
+    """Without small fail-slows that nobody is to blame for, and what is said of these.
 
     A machine that is a tenth slower for some seconds is no node to be drained, and a study that
-    counts it finds fail-slows in every probe that is long enough.
+    counts it finds fail-slows in every probe that is long enough. Small and unproved is left out
+    where all suspects were measured and are well, and where the rest of it is over within
+    seconds.
     """
-    small = _SMALL if fleet is None else max(_SMALL, fleet.limit_alone)
-
-    def counts(part: _Slow) -> bool:
-        verdicts = [verdict for id in part.ids for verdict in told.verdicts.get(id, ())]
-        if "" in part.ids or part.slowdown >= small or any(v.findings for v in verdicts):
-            return True
-        return not any(verdict.well for verdict in verdicts) and part.slow_s >= _SHORT_S
-
-    return replace(times, slow=tuple(part for part in times.slow if counts(part)))
-
-
-def _unrest_text(times: _Times, kept: _Times) -> str:
-    left = [part for part in times.slow if part not in kept.slow]
+    small = [part for part in times.slow if part.slowdown < _SMALL and not _is_blamed(told, part)]
+    well = [part for part in small if _all_well(told, part)]
+    rest = [part for part in small if part not in well]
+    trained_s = told.steps[-1].begin_t + told.steps[-1].duration_s - told.steps[0].begin_t
+    if sum(part.slow_s for part in rest) >= min(_SHORT_S, trained_s / 2):
+        rest = []
+    left = [part for part in times.slow if part in well or part in rest]
+    if not left:
+        return times, ""
     total_s, most = sum(part.slow_s for part in left), max(part.slowdown for part in left)
-    return (
-        f"Not counted: {total_s:.0f} s at ×{most:.2f} at most, for which no worker and no link "
-        "was found slow."
-    )
+    why = "none of the suspects was found slow" if not rest else "soon over, and nobody proved slow"
+    text = f"Not counted: {total_s:.0f} s at ×{most:.2f} at most; {why}."
+    return replace(times, slow=tuple(part for part in times.slow if part not in left)), text
+
+
+def _is_blamed(told: _Told, part: _Slow) -> bool:
+    """Held against the fleet it has limits of its own, else somebody was found slow."""
+    return "" in part.ids or any(v.findings for id in part.ids for v in told.verdicts.get(id, ()))
+
+
+def _all_well(told: _Told, part: _Slow) -> bool:
+    """Whether every suspect, or every worker where nobody was suspected, was found well."""
+    well = {key for id in part.ids for v in told.verdicts.get(id, ()) for key in v.well}
+    links = {node for key in well if key.startswith("link ") for node in key[5:].split(">")}
+    diagnoses = [d for id in part.ids for d in told.diagnoses.get(id, ())]
+    suspects = diagnoses[-1].suspects if diagnoses else ()
+    for suspect in suspects:
+        ranks = {*suspect.ranks, *suspect.peer_ranks}
+        if suspect.what == "compute":
+            fast = all(_device(rank) in well for rank in ranks)
+        else:  # of a group no link is told apart
+            fast = all(told.nodes.get(rank, "") in links - {""} for rank in ranks)
+        if not fast:
+            return False
+    return bool(suspects) or all(_device(rank) in well for rank in told.nodes)
+
+
+def _device(rank: int) -> str:
+    return Finding(what="device", slowdown=1.0, ranks=(rank,)).key
 
 
 def _accused(told: _Told, times: _Times, series: Mapping[str, NodeSeries]) -> Accused:

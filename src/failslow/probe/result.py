@@ -158,9 +158,10 @@ class ProbeResult:
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether somebody may ask for its journal: it was slow, or slower than the fleet."""
+        """Whether somebody may ask for its journal: it was slow, or slower than the fleet, or
+        there is more to say of it."""
         healthy_s, fleet_s = self.healthy_iteration_s, self.fleet_iteration_s
-        if self.result != "healthy":
+        if self.result != "healthy" or self.evidence:
             return True
         return bool(healthy_s and fleet_s and healthy_s >= _WORTH_A_LOOK * fleet_s)
 
