@@ -9,6 +9,12 @@
     S3  8 nodes, all 40,320 placements  49.37 ms  (65.7)
     S3  1,024 nodes, 12 stragglers, 12 congested links  878.6 ms  (892)  limit 10000
     S3  local search behind the best, 300 small jobs: mean (worst)  0 %  (0)  limit 1
+    S3  8 nodes of 2 blocks, 24 jobs: exact  100 %
+    S3  8 nodes of 2 blocks, 24 jobs  13.39 ms  (287)
+    S3  8 nodes of 2 blocks, 24 jobs: what branch and bound adds, mean (most)  0 %  (0)
+    S3  8 nodes of 4 blocks, 24 jobs: exact  87.5 %
+    S3  8 nodes of 4 blocks, 24 jobs  33.27 ms  (1.03e+03)
+    S3  8 nodes of 4 blocks, 24 jobs: what branch and bound adds, mean (most)  0.6314 %  (11.8)
     S3  a ring link of four stages at a quarter of its speed  1.488 x faster  limit 1.23
     S3  four stragglers into one stage: x1.68 becomes  1.334 x healthy  limit 1.4
     rental, two levels: mean worst case (worst of 2,000)  2 x best  (2)  limit 2
@@ -166,6 +172,8 @@ def placing(repeats: int, cases: int, seed: int) -> Iterator[Figure]:
         limit=1,
         unit="%",
     )
+    for per_host, grids in ((2, ((4, 4), (2, 8), (8, 2))), (4, ((4, 8), (8, 4)))):
+        yield from proving(np.random.default_rng(seed), per_host, grids, min(cases, 24))
     congested = job_of(4, 2, ring_share=0.2)
     congested.link[2, 3] = 4.0
     found = plan_topology(congested, in_order(congested))
@@ -186,6 +194,37 @@ def placing(repeats: int, cases: int, seed: int) -> Iterator[Figure]:
         worst=None,
         limit=1.4,
         unit="x healthy",
+    )
+
+
+def proving(
+    rng: np.random.Generator, per_host: int, grids: tuple[tuple[int, int], ...], cases: int
+) -> Iterator[Figure]:
+    """Eight nodes of several blocks: how often the search is exact, and how long it takes."""
+    took_ms, gaps, proved = [], [], 0
+    for number in range(cases):
+        slow, congested = rng.integers(0, 5, 2)
+        pp, dp = grids[number % len(grids)]
+        job = random_job(rng, pp, dp, per_host, stragglers=int(slow), links=int(congested))
+        job = replace(job, stage_s=rng.uniform(0.08, 0.12, pp), dp_s=rng.uniform(0.1, 0.6, pp))
+        start = time.process_time()
+        found, exact = best_placement(job, in_order(job), seed=number)
+        took_ms.append(1e3 * (time.process_time() - start))
+        local, _ = best_placement(job, in_order(job), exact=False, seed=number)
+        gaps.append(100 * (job.predict(local) / job.predict(found) - 1))
+        proved += exact
+    what = f"S3  8 nodes of {per_host} blocks, {cases} jobs"
+    share = 100 * proved / cases
+    yield Figure(what=f"{what}: exact", value=share, worst=None, limit=None, unit="%")
+    yield Figure(
+        what=what, value=statistics.median(took_ms), worst=max(took_ms), limit=None, unit="ms"
+    )
+    yield Figure(
+        what=f"{what}: what branch and bound adds, mean (most)",
+        value=statistics.mean(gaps),
+        worst=max(gaps),
+        limit=None,
+        unit="%",
     )
 
 
