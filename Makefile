@@ -26,10 +26,12 @@ $(VENV)/.ready-dev: pyproject.toml $(VENV)/.ready-torch
 demo: $(VENV)/.ready-torch  ## train, hurt, notice, work around; writes failslow-demo.html
 	$(BIN)/failslow demo
 
-test: check  ## lint, types, tests: what CI runs
+test: $(VENV)/.ready-dev  ## lint, types, tests: what CI runs
 	scripts/install-test-tools
 	failed=0; \
+	PATH="$(abspath $(BIN)):$$PATH" scripts/check & check=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not live' || failed=1; \
+	wait $$check || failed=1; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'live and not alone and not slow' || failed=1; \
 	$(BIN)/python -m pytest -m 'alone and not slow' || failed=1; \
 	exit $$failed

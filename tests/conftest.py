@@ -41,19 +41,34 @@ ALONE = {
     "probe": (),
     "runtime": ("test_end_to_end.py", "test_killed.py", "test_priority.py"),
     "telemetry": (),
-    "testbed": (),
 }
 """Of those, the ones in which how fast the processes run decides what is seen."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where `-m` rules a whole file out, it is not even imported: that takes its time too."""
+    asked = config.option.markexpr
+    if " or " in asked or collection_path.suffix != ".py" or ROOT not in collection_path.parents:
+        return None
+    marked = _marks(collection_path)
+    words = asked.split(" and ")
+    unfit = [m for m in ("live", "alone") if (m if m not in marked else f"not {m}") in words]
+    return True if unfit else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of `LIVE` and `ALONE`."""
     for item in items:
-        folder, *_ = path = item.path.relative_to(ROOT).parts
-        if _is_in(LIVE, folder, path[-1]):
-            item.add_marker("live")
-            if _is_in(ALONE, folder, path[-1]):
-                item.add_marker("alone")
+        for mark in _marks(item.path):
+            item.add_marker(mark)
+
+
+def _marks(path: Path) -> list[str]:
+    """Of a file's tests."""
+    folder, *_ = parts = path.relative_to(ROOT).parts
+    if not _is_in(LIVE, folder, parts[-1]):
+        return []
+    return ["live", "alone"] if _is_in(ALONE, folder, parts[-1]) else ["live"]
 
 
 def _is_in(chosen: dict[str, tuple[str, ...]], folder: str, name: str) -> bool:
