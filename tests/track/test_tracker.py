@@ -174,6 +174,36 @@ def test_optimizers_that_step_in_turn_bound_one_iteration_together() -> None:
     assert all(iterations_in(sample, played.ends_s) == 3 for sample in samples)
 
 
+def test_an_optimizer_that_steps_rarely_costs_no_iteration_of_the_main_one() -> None:
+    played = play([start_up(), *[ddp()] * 300])
+    marks = np.flatnonzero(played.calls["kind"] == KIND_OPTIMIZER_STEP)
+    rare = played.calls[marks[20::21]].copy()
+    rare["size_bytes"] = 1
+    rare["start_ns"] += 100_000
+    calls = np.insert(played.calls, marks[20::21] + 1, rare)
+    found = follow(calls, played.ends_s)
+    assert [sample.end_s for sample in found.samples] == pytest.approx(played.ends_s[1:])
+    assert found.tracker.state.run == 0
+    assert found.tracker.state.note == ""
+
+
+def test_optimizers_that_come_and_go_are_a_trouble_that_is_told() -> None:
+    played = play([start_up(), *[ddp()] * 300])
+    calls = played.calls.copy()
+    marks = np.flatnonzero(calls["kind"] == KIND_OPTIMIZER_STEP)
+    calls["size_bytes"][marks] = np.arange(len(marks)) // 40
+    assert "failslow.step()" in follow(calls, played.ends_s).tracker.state.note
+
+
+def test_a_long_evaluation_is_no_end_of_the_marks() -> None:
+    step, batches = ddp(), scalars(6000)
+    played = play([start_up(), *[step] * 2000, batches, *[step] * 100])
+    found = follow(played.calls, played.ends_s, block=997)
+    assert found.tracker.state.source == "optimizer"
+    assert {sample.run for sample in found.samples} == {0}
+    assert len(found.samples) == 2099
+
+
 def test_when_marks_end_the_calls_are_followed() -> None:
     first = play([start_up(), *[Stretch(fsdp())] * 30])
     second = play([Stretch(fsdp())] * 400)

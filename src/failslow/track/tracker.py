@@ -177,10 +177,15 @@ class Tracker:
                 "iterations make no collective calls that can be seen (CUDA graphs replay none): "
                 "times come from step marks alone"
             )
+        if source == "optimizer" and self._marks[source].wavers:
+            return (
+                "optimizers come and go or step irregularly, so that iterations hardly compare; "
+                "mark them with failslow.step()"
+            )
         if source is None and self._period.buffered >= self._config.buffer_calls // 2:
             return (
                 f"no iteration repeats within {self._config.buffer_calls} calls; mark iterations "
-                "with step(), or raise buffer_calls"
+                "with failslow.step(), or raise buffer_calls"
             )
         return ""
 
