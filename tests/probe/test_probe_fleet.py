@@ -60,6 +60,13 @@ def test_files_and_stores_are_read_up_to_what_is_being_written(tmp_path: Path) -
     assert load_history([]) == ()
 
 
+def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    """JSON leaves other separators as they are, and a host's words may hold any."""
+    found = replace(FULL, evidence=("a\u2028b\u2029c\x85d\x1ce\x0bf",))
+    (tmp_path / "history.jsonl").write_text(f"{found.to_json()}\n", encoding="utf-8")
+    assert load_history([tmp_path]) == (found,)
+
+
 def test_a_probe_that_is_in_several_files_counts_once(tmp_path: Path) -> None:
     """A store and its own file, or a file twice; one's own of the same name are others."""
     nameless = replace(FULL, campaign="")

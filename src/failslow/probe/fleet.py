@@ -68,7 +68,8 @@ def load_history(paths: Iterable[Path]) -> tuple[ProbeResult, ...]:
                 f"--history {path}: cannot be read: {getattr(error, 'strerror', None) or error}; "
                 "give a file of probe results, one JSON object a line, or a campaign's store"
             ) from None
-        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        # not splitlines(): JSON leaves U+2028, U+0085 and others inside a line
+        for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n"), 1):
             if line.strip():
                 try:
                     result = ProbeResult.from_json(line, where=f"{file}, line {number}")
