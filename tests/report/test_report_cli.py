@@ -56,6 +56,25 @@ def test_a_run_is_named_by_job_folder_or_journal(newest: Path, named: str) -> No
     assert result.stderr == ""
 
 
+def test_a_probes_folder_has_its_run_inside(newest: Path, folder: Path) -> None:
+    probe = folder / "store" / "probes" / "4n-0007.1"
+    probe.mkdir(parents=True)
+    newest.parent.rename(probe / "run")
+
+    told = run(probe, "--no-html", "--fail-on-slow")
+    assert told.exit_code == 3
+    assert told.stdout.startswith("4n-0007.1 · 4 workers on 2 nodes")
+    for command in (["status"], ["replay", "--quiet"]):
+        shown = CliRunner().invoke(app, [*command, str(probe)])
+        assert shown.exit_code == 0, shown.output
+
+
+def test_a_folders_own_journal_comes_first(newest: Path, folder: Path) -> None:
+    (folder / "failslow-runs" / "old").rename(newest.parent / "run")
+
+    assert run(newest.parent, "--no-html").stdout.startswith("pretrain7 · ")
+
+
 def test_a_journal_of_any_name_is_read(newest: Path, folder: Path) -> None:
     newest.rename(folder / "kept.jsonl")
 

@@ -174,7 +174,11 @@ def replay(
 
 
 def _journal(path: Path) -> Path:
-    return path / "journal.jsonl" if path.is_dir() else path
+    from failslow.runtime.runs import find_run
+
+    # a folder by that path alone: none of FAILSLOW_DIR or under failslow-runs/
+    place = find_run(str(path), {}) if path.is_dir() else None
+    return place.journal if place is not None else path
 
 
 def _faults(path: Path) -> list[Incident]:

@@ -5,6 +5,7 @@ In: what a user named, or nothing. Out: a `RunPlace`:
     find_run(None, {})          # the newest under failslow-runs/
     find_run("pretrain7", {})   # failslow-runs/pretrain7
     find_run("/data/run", {})   # that folder
+    find_run("s/probes/4n-0007.1", {})   # a probe's folder: the run/ inside it
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ __all__ = ["JOURNAL", "RUNS", "RunPlace", "find_run"]
 
 RUNS = "failslow-runs"
 """The folder in a job's working folder with one folder a job."""
+_INSIDE = "run"
+"""Where the folder of a probe, or of a demonstration, has the run of its job."""
 JOURNAL = "journal.jsonl"
 
 
@@ -26,11 +29,13 @@ class RunPlace:
     """The folder of one job's run."""
 
     folder: Path
+    named: Path | None = None
+    """The folder it was found by, if that is another one."""
 
     @property
     def name(self) -> str:
         """The job's, unless FAILSLOW_DIR gave the folder another one."""
-        return self.folder.absolute().name
+        return (self.named or self.folder).absolute().name
 
     @property
     def journal(self) -> Path:
@@ -62,6 +67,10 @@ def find_run(
 
 
 def _place(folder: Path) -> RunPlace | None:
+    inner = RunPlace(folder / _INSIDE, named=folder)
+    with suppress(OSError):  # whoever reads the journal tells what the disk refuses
+        if not RunPlace(folder).has_journal and inner.has_journal:
+            return inner
     return RunPlace(folder) if folder.is_dir() else None
 
 
