@@ -121,7 +121,7 @@ def test_torn_and_foreign_files_are_named_and_left_out(tmp_path: Path) -> None:
     (parts / "copy.parquet").write_bytes(whole)
     for name, columns in (("other", "1 AS probe, 'x' AS attempt"), ("else", "'x' AS a")):
         duckdb.execute(f"COPY (SELECT {columns}) TO '{parts}/{name}.parquet'")
-    (parts / ".1n-0005.1.parquet.ab12").write_bytes(whole[:100])  # of a writer that died
+    (parts / ".1n-0005.1.parquet.ab12cd34").write_bytes(whole[:100])  # of a writer that died
 
     for reading in (read_store(store), read_store(store)):
         assert [r.probe for r in reading.records] == ["1n-0001", "1n-0002"]
@@ -354,6 +354,31 @@ def test_a_store_of_another_schema_is_one_and_is_refused(tmp_path: Path) -> None
         manifest.write_text(text)
         with pytest.raises(ProbeError, match="torn, or no manifest of a store"):
             read_store(store)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("null", "null"),
+        ('"abc"', '"abc"'),
+        ("true", "true"),
+        ("-1", "-1"),
+        ("NaN", "NaN"),
+        ("1" + 400 * "0", "1000"),
+    ],
+)
+def test_a_duration_that_is_none_is_told(tmp_path: Path, value: str, told: str) -> None:
+    store = filled(tmp_path / "s", record())
+    manifest = store / "failslow-probes.json"
+    manifest.write_text(
+        manifest.read_text().replace('"duration_s": 60.0', f'"duration_s": {value}')
+    )
+
+    for ask in (read_store, lambda path: StoreWriter(path, job=JOB).__enter__()):
+        with pytest.raises(ProbeError, match="is no number of seconds; restore") as found:
+            ask(store)
+        assert f"failslow-probes.json: the duration_s of its job, {told}" in str(found.value)
+        assert len(str(found.value)) < len(str(manifest)) + 150
 
 
 def test_drafts_of_a_writer_that_died_are_not_foreign(tmp_path: Path) -> None:

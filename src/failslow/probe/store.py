@@ -23,11 +23,13 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +43,9 @@ from failslow.probe.executors.base import RESULT_FILE
 from failslow.probe.result import ProbeResult, ProbeState
 from failslow.probe.store_parts import (
     ProbeRecord,
+    check_place,
     draft_part,
+    is_draft,
     name_of_part,
     open_database,
     read_parts,
@@ -107,6 +111,7 @@ def read_store(path: Path) -> StoreReading:
     """
     manifest = _manifest(path)
     with open_database() as database, _disk(path):
+        check_place(path)
         records, warnings = read_parts(database, path / _PARTS)
     return StoreReading(
         path=path,
@@ -177,14 +182,13 @@ class StoreWriter:
     def __enter__(self) -> StoreWriter:
         with contextlib.ExitStack() as stack, _disk(self.path):
             self._database = stack.enter_context(open_database())
+            check_place(self.path)
             _refuse_foreign(self.path)
             (self.path / _PARTS).mkdir(parents=True, exist_ok=True)
             stack.callback(os.close, _lock(self.path / _LOCK))
             manifest = self._manifest_of_this_job()
             self.campaign = manifest["campaign"]
-            drafts = [p for p in self.path.iterdir() if _DRAFT.fullmatch(p.name)]
-            for draft in (*drafts, *(self.path / _PARTS).glob(".*")):
-                draft.unlink()  # of a writer that died
+            _clear_drafts(self.path)
             self._records, warnings = read_parts(
                 self._database, self.path / _PARTS, all_readable=True
             )
@@ -284,6 +288,15 @@ def _history_line(record: ProbeRecord) -> str:
     return f"{record.result.to_json()}\n" if record.result is not None else ""
 
 
+def _clear_drafts(path: Path) -> None:
+    """Unlink those of a writer that died; other hidden files are not ours (.gitkeep)."""
+    found = [p for p in path.iterdir() if _DRAFT.fullmatch(p.name)]
+    found += [p for p in (path / _PARTS).glob(".*") if is_draft(p)]
+    for draft in found:
+        if draft.is_file() and not draft.is_symlink():
+            draft.unlink()
+
+
 def _refuse_foreign(path: Path) -> None:
     """Raises ProbeError where the folder holds anything that is not of a store of this schema."""
     ours = {_MANIFEST, _PARTS, _LOCK, _HISTORY, _FOLDERS}
@@ -328,6 +341,14 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise ProbeError(
             f"{file}: torn, or no manifest of a store of probes ({SCHEMA}); restore it, or use "
             "another folder"
+        )
+    duration_s = found["job"].get("duration_s", 0.0)
+    if isinstance(duration_s, bool) or not isinstance(duration_s, int | float):
+        duration_s = math.nan
+    if not 0 <= duration_s < sys.float_info.max:
+        raise ProbeError(
+            f"{file}: the duration_s of its job, {json.dumps(found['job']['duration_s'])[:40]}, is "
+            "no number of seconds; restore the file, or use another folder"
         )
     return dict(found)
 

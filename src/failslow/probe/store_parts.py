@@ -27,10 +27,20 @@ from failslow.probe.result import ProbeResult
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["ProbeRecord", "draft_part", "name_of_part", "open_database", "read_parts"]
+__all__ = [
+    "ProbeRecord",
+    "check_place",
+    "draft_part",
+    "is_draft",
+    "name_of_part",
+    "open_database",
+    "read_parts",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _FILE = re.compile(r"([A-Za-z0-9_-]+)\.([1-9][0-9]{0,8})\.parquet")
+_DRAFT = re.compile(rf"\.{_FILE.pattern}\.[0-9a-f]{{8}}")
+_PATTERN = "[*?"
 _PYTHON = {"VARCHAR": str, "INTEGER": int, "DOUBLE": float}
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
@@ -125,6 +135,29 @@ def name_of_part(file: Path) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
+def is_draft(file: Path) -> bool:
+    """Whether `draft_part` names files so.
+
+    >>> is_draft(Path(".4n-0007.2.parquet.0a1b2c3d")), is_draft(Path(".gitkeep"))
+    (True, False)
+    """
+    return _DRAFT.fullmatch(file.name) is not None
+
+
+def check_place(folder: Path) -> None:
+    """Raises ProbeError where DuckDB cannot name files of the folder."""
+    path = str(folder.absolute())
+    if (shown := _shown(path)) != path:
+        raise ProbeError(
+            f"{shown}: its name is no UTF-8, and DuckDB opens no such files; use another folder"
+        )
+    if "\\" in path and any(c in path for c in _PATTERN):
+        raise ProbeError(
+            f"{path}: has a backslash and one of {' '.join(_PATTERN)} in its name, which DuckDB "
+            "takes for a pattern; use another folder"
+        )
+
+
 def read_parts(
     database: DuckDBPyConnection, folder: Path, *, all_readable: bool = False
 ) -> tuple[list[ProbeRecord], list[str]]:
@@ -143,12 +176,14 @@ def read_parts(
         try:
             yield
         except errors as error:
-            warnings.append(f"{name}: left out: torn, or no part of a store: {_line(error)}")
+            warnings.append(
+                f"{_shown(name)}: left out: torn, or no part of a store: {_line(error)}"
+            )
 
     rows: list[tuple[Any, ...]] = []
     try:
         rows = _rows(database, files)
-    except (_database_error(), TypeError):
+    except (_database_error(), UnicodeError, TypeError):
         # one by one: a file must not decide about the others, or what types they have
         for file in files:
             try:
@@ -161,9 +196,9 @@ def read_parts(
                         f"{file}: cannot be read: {why}; what it holds would be measured again: "
                         "make it readable, or move it away"
                     ) from None
-                warnings.append(f"{file}: left out: cannot be read: {why}")
+                warnings.append(f"{_shown(file)}: left out: cannot be read: {why}")
                 continue
-            with leaving_out(file, _database_error(), TypeError):
+            with leaving_out(file, _database_error(), UnicodeError, TypeError):
                 rows += _rows(database, [file])
     for name, *values in rows:
         with leaving_out(name, ValueError, TypeError):
@@ -187,7 +222,8 @@ def draft_part(database: DuckDBPyConnection, record: ProbeRecord, folder: Path) 
     values["record"] = None if record.result is None else record.result.to_json()
     types = {**_ATTEMPT_COLUMNS, **_RESULT_COLUMNS, "record": "VARCHAR"}
     columns = ", ".join(f"CAST(${name} AS {kind}) AS {name}" for name, kind in types.items())
-    draft = folder / f".{record.file_name}.{secrets.token_hex(4)}"
+    # absolute: DuckDB takes a first ~ for the home, and file: for a scheme
+    draft = folder.absolute() / f".{record.file_name}.{secrets.token_hex(4)}"
     try:
         database.execute(f"CREATE OR REPLACE TABLE part AS SELECT {columns}", values)
         database.table("part").write_parquet(str(draft), compression="zstd")
@@ -212,18 +248,22 @@ def _rows(database: DuckDBPyConnection, files: Sequence[Path]) -> list[tuple[Any
     """
     if not files:
         return []
+    given = {str(file.absolute()): str(file) for file in files}
     # the reader takes names for patterns
-    names = ["".join(f"[{c}]" if c in "[*?" else c for c in str(file)) for file in files]
+    names = ["".join(f"[{c}]" if c in _PATTERN else c for c in name) for name in given]
     columns = ", ".join(("filename", *_ATTEMPT_COLUMNS, "record"))
+    # no Hive partitioning: a folder called probe=x above would stand in for the column
     rows = database.execute(
-        f"SELECT {columns} FROM read_parquet(?, filename = true, union_by_name = true)", [names]
+        f"SELECT {columns} FROM read_parquet(?, filename = true, union_by_name = true, "
+        "hive_partitioning = false)",
+        [names],
     ).fetchall()
     kinds = [str, *(_PYTHON[kind] for kind in _ATTEMPT_COLUMNS.values()), str]
     for row in rows:
         for value, kind in zip(row, kinds, strict=True):
             if value is not None and type(value) is not kind:
                 raise TypeError(f"{value!r} is no {kind.__name__}")
-    return rows
+    return [(given.get(name, name), *values) for name, *values in rows]
 
 
 def _record(*values: Any) -> ProbeRecord:
@@ -257,6 +297,11 @@ def _database_error() -> type[Exception]:
     import duckdb
 
     return duckdb.Error
+
+
+def _shown(name: object) -> str:
+    """Of a file, with \\xff for bytes that are no UTF-8."""
+    return os.fsencode(str(name)).decode(errors="backslashreplace")
 
 
 def _line(error: Exception) -> str:
