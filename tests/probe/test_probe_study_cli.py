@@ -57,6 +57,34 @@ def test_a_store_is_studied_by_its_content(store: Path) -> None:
     assert "gpu-3  8  8  8  1  < 0.001  drain candidate: 8 network congestion" in lines
 
 
+def test_no_terminal_is_too_narrow_for_causes(store: Path) -> None:
+    with StoreWriter(store, job={"duration_s": 60.0}) as writer:
+        more: dict[str, Any] = {
+            "result": "compute", "cause": "CPU contention", "onset_delay_s": 1.0,
+            "slow_s": 1430.0, "slowdown": 2.0, "jct_increase_share": 0.5,
+        }  # fmt: skip
+        for n in range(12):
+            found = result(begin_t=1e9 + 100 * n, **more)
+            writer.add(record(f"1n-{n + 1:04d}", found=found, at_t=1e9 + 100 * n))
+        writer.add(record("1n-0099", ending="failed"))
+
+    def told(columns: int) -> str:
+        shown = run("study", store, env={"COLUMNS": str(columns)})
+        head, *table = shown.stdout.splitlines()
+        assert "drain candidate: gpu-3" in head
+        assert max(map(len, table)) <= columns
+        assert "…" not in shown.stdout
+        return " ".join(" ".join(table).split())
+
+    for columns in (60, 66, 72, 80):
+        text = told(columns)
+        assert "probe, 1 node 12 12 (100 %) 23 min 50 s +50.0 %" in text
+        assert "probe, 1 node: 12 CPU contention (1 failed) probe, 2 nodes: 8 network" in text
+        assert "gpu-3: drain candidate: 8" in text or columns > 66
+    row = "probe, 1 node 12 12 (100 %) 12 CPU contention 23 min 50 s +50.0 % (1 failed)"
+    assert row in told(100)
+
+
 def test_json_is_all_there_is_on_stdout(store: Path) -> None:
     shown = run("study", store, "--json")
 
@@ -101,6 +129,38 @@ def test_a_store_of_another_schema_is_no_folder_of_logs(store: Path) -> None:
     assert shown.exit_code == 1
     assert "a store of schema failslow.probe-store/2, and this failslow knows" in shown.output
     assert len(shown.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["null", '"abc"'])
+def test_a_damaged_manifest_is_one_line(store: Path, value: str) -> None:
+    manifest = store / "failslow-probes.json"
+    manifest.write_text(
+        manifest.read_text().replace('"duration_s": 60.0', f'"duration_s": {value}')
+    )
+
+    shown = run("study", store)
+
+    assert shown.exit_code == 1
+    assert f"duration_s of its job, {value}, is no number of seconds" in shown.output
+    assert len(shown.output.strip().splitlines()) == 1
+
+
+def test_where_a_store_was_meant_it_is_named(store: Path) -> None:
+    def told(path: str | Path) -> str:
+        shown = run("study", path)
+        assert shown.exit_code == 1
+        assert len(shown.output.strip().splitlines()) == 1
+        return shown.output
+
+    for inside in ("parts", "parts/*.parquet", "history.jsonl"):
+        assert f"; {store} is a store of probes: name that one alone" in told(store / inside)
+    assert "no training log among its" in told(store / "parts")
+    meant = f"a store of probes is among them: name one alone, as failslow study '{store}'"
+    assert meant in told(store.parent)
+    assert meant in told(store.parent / "a*")
+    with StoreWriter(store.parent / "b", job={"duration_s": 60.0}):
+        pass
+    assert "2 stores of probes are among them: name one alone" in told(store.parent)
 
 
 def test_a_folder_of_logs_is_no_store(tmp_path: Path) -> None:

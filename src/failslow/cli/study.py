@@ -8,7 +8,9 @@ $ failslow study logs/ --json | jq '.hit, .jct_increase_pct.mean_hit'
 from __future__ import annotations
 
 from collections.abc import Mapping
+from glob import glob
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -121,6 +123,7 @@ def study(
     )
     from failslow.report.study import summarize
 
+    batch.errors = [(source, _or_store(source, message)) for source, message in batch.errors]
     result = summarize(batch.analyses, unreadable=batch.errors)
     if json:
         from failslow.report.json import dumps, study_document
@@ -146,6 +149,28 @@ def _store(paths: list[str]) -> bool:
             f"{stores[0]} is a store of probes: name it alone", param_hint="PATH"
         )
     return bool(stores)
+
+
+def _or_store(source: str, message: str) -> str:
+    """The message of what holds no log, with another remedy where a store may have been meant."""
+    from failslow.probe.store import is_store
+
+    path = Path(source)
+    said = message.partition("; ")[0]
+    if source == "-" or "\0" in source:
+        return message
+    try:
+        for folder in path.absolute().parents:
+            if is_store(folder):
+                return f"{said}; {folder} is a store of probes: name that one alone"
+        inside = path.iterdir() if path.is_dir() else map(Path, glob(source, recursive=True))
+        stores = sorted(folder for folder in inside if is_store(folder))
+    except OSError:
+        return message
+    if not stores:
+        return message
+    what = "a store of probes is" if len(stores) == 1 else f"{len(stores)} stores of probes are"
+    return f"{said}; {what} among them: name one alone, as failslow study {quote(str(stores[0]))}"
 
 
 def _refuse_for_store(given: Mapping[str, object]) -> None:

@@ -10,6 +10,10 @@ In: a `ProbeStudy`. Out: renderables, a plain dict of schema failslow.probe-stud
 
     node    probes  slow  named  spells   chance
     gpu-17      31     9      8       3  < 0.001  drain candidate: 8 network congestion
+
+Where a terminal is too narrow for the last column of texts, they follow below the table:
+
+    probe, 1 node: 4 CPU contention, 2 device degradation
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -38,6 +43,11 @@ __all__ = [
 _SLOW, _GOOD, _WARN = "bold red", "green", "yellow"
 _NODES = 20
 """Shown on a terminal; the document has all."""
+_REMARK = 16
+"""Columns that texts beside numbers need: "drain candidate:"."""
+_GAP = 2
+"""Columns between two of a table."""
+_ANY_WIDTH = 10_000
 
 
 def probe_study_view(
@@ -45,14 +55,17 @@ def probe_study_view(
 ) -> RenderableType:
     """The study's table, then the nodes that were named, the drain candidates first."""
     parts: list[RenderableType] = []
+    indent = 2 * bool(source)
     if source:
         line = Text.assemble((source, "bold"), f" · {headline(study)}")
         line.no_wrap, line.overflow = True, "ignore"
         parts.append(line)
-    parts.append(Padding(_sizes(study), (0, 0, 0, 2 * bool(source))))
+    parts.append(Padding(_Fitting(_sizes(study), _sizes_narrow(study)), (0, 0, 0, indent)))
     named = [node for node in study.nodes if node.named]
     if named:
-        parts += [Text(), Padding(_nodes(named[:_NODES]), (0, 0, 0, 2 * bool(source)))]
+        shown = named[:_NODES]
+        table = _Fitting(_nodes(shown), _nodes_narrow(shown))
+        parts += [Text(), Padding(table, (0, 0, 0, indent))]
     if len(named) > _NODES:
         parts.append(Text(f"  and {units.plural(len(named) - _NODES, 'node')} more", style="dim"))
     parts += [Text.assemble(("  warning: ", _WARN), warning) for warning in warnings]
@@ -100,28 +113,71 @@ def node_remark(node: NodeHistory) -> str:
     return f"may be chance: {causes}" if node.chance is not None else causes
 
 
+class _Fitting:
+    """The first of two where no word of it is cut, else the second."""
+
+    def __init__(self, wide: Table, narrow: RenderableType) -> None:
+        self._wide, self._narrow = wide, narrow
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        # not as the table measures itself: that takes columns that do not wrap for ones that do
+        free = options.update(width=_ANY_WIDTH)
+        least = _GAP * (len(self._wide.columns) - 1)
+        for column in self._wide.columns:
+            cells = [Measurement.get(console, free, c) for c in (column.header, *column.cells)]
+            needed = (cell.maximum if column.no_wrap else cell.minimum for cell in cells)
+            least += max(column.min_width or 0, *needed)
+        yield self._wide if least <= options.max_width else self._narrow
+
+
 def _sizes(study: ProbeStudy) -> Table:
     table = _table()
     table.add_column("jobs", no_wrap=True)
     table.add_column("number", justify="right", no_wrap=True)
     table.add_column("hit", justify="right", no_wrap=True)
-    table.add_column("causes")
+    table.add_column("causes", min_width=_REMARK)
     table.add_column("mean duration", no_wrap=True)
     table.add_column("completion time", justify="right", no_wrap=True)
-    rows = [*study.sizes, study.total] if len(study.sizes) > 1 else study.sizes
-    for row in rows:
-        hit = "–" if row.hit_pct is None else f"{units.count(row.hit)} ({row.hit_pct:.0f} %)"
-        table.add_row(
-            size_name(row),
-            units.count(row.jobs),
-            Text(hit, style=_SLOW if row.hit else _GOOD),
-            "\n".join(causes_text(row.causes)),
-            "" if row.mean_duration_s is None else units.duration(row.mean_duration_s),
-            "" if row.mean_jct_increase_pct is None else units.percent(row.mean_jct_increase_pct),
-        )
+    for row in _rows_shown(study):
+        *left, hit, duration, increase = _cells(row)
+        table.add_row(*left, hit, "\n".join(causes_text(row.causes)), duration, increase)
         for text in _attempts(row):
             table.add_row("", "", "", Text(text, style="dim"), "", "")
     return table
+
+
+def _sizes_narrow(study: ProbeStudy) -> Group:
+    table = _table()
+    table.add_column("jobs", min_width=8)
+    table.add_column("number", justify="right", no_wrap=True)
+    table.add_column("hit", justify="right", no_wrap=True)
+    table.add_column("mean\nduration", no_wrap=True)
+    table.add_column("completion\ntime", justify="right", no_wrap=True)
+    lines = []
+    for row in _rows_shown(study):
+        table.add_row(*_cells(row))
+        told = " ".join(filter(None, (", ".join(causes_text(row.causes)), *_attempts(row))))
+        if told:
+            lines.append(Text.assemble(f"{size_name(row)}: ", (told, "" if row.causes else "dim")))
+    return Group(table, *([Text(), *lines] if lines else []))
+
+
+def _rows_shown(study: ProbeStudy) -> Sequence[SizeRow]:
+    return [*study.sizes, study.total] if len(study.sizes) > 1 else study.sizes
+
+
+def _cells(row: SizeRow) -> tuple[str, str, Text, str, str]:
+    """Jobs, number, hit, mean duration, completion time."""
+    hit = "–" if row.hit_pct is None else f"{units.count(row.hit)} ({row.hit_pct:.0f} %)"
+    return (
+        size_name(row),
+        units.count(row.jobs),
+        Text(hit, style=_SLOW if row.hit else _GOOD),
+        "" if row.mean_duration_s is None else units.duration(row.mean_duration_s),
+        "" if row.mean_jct_increase_pct is None else units.percent(row.mean_jct_increase_pct),
+    )
 
 
 def _attempts(row: SizeRow) -> Iterator[str]:
@@ -132,27 +188,48 @@ def _attempts(row: SizeRow) -> Iterator[str]:
 
 
 def _nodes(nodes: Sequence[NodeHistory]) -> Table:
+    table = _node_columns()
+    table.add_column("", min_width=_REMARK)
+    for node in nodes:
+        style = _node_style(node)
+        table.add_row(*_node_cells(node), Text(node_remark(node), style=style or "dim"))
+    return table
+
+
+def _nodes_narrow(nodes: Sequence[NodeHistory]) -> Group:
+    table = _node_columns()
+    lines = [Text()]
+    for node in nodes:
+        table.add_row(*_node_cells(node))
+        lines.append(Text(f"{node.node}: {node_remark(node)}", _node_style(node) or "dim"))
+    return Group(table, *lines)
+
+
+def _node_columns() -> Table:
     table = _table()
     table.add_column("node", overflow="fold", min_width=10)
     for name in ("probes", "slow", "named", "spells", "chance"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
-    for node in nodes:
-        style = _SLOW if node.is_drain_candidate else ""
-        table.add_row(
-            Text(node.node, style=style),
-            units.count(node.probes),
-            units.count(node.slow),
-            units.count(node.named),
-            units.count(node.spells),
-            chance_text(node.chance),
-            Text(node_remark(node), style=style or "dim"),
-        )
     return table
 
 
+def _node_style(node: NodeHistory) -> str:
+    return _SLOW if node.is_drain_candidate else ""
+
+
+def _node_cells(node: NodeHistory) -> tuple[Text | str, ...]:
+    return (
+        Text(node.node, style=_node_style(node)),
+        units.count(node.probes),
+        units.count(node.slow),
+        units.count(node.named),
+        units.count(node.spells),
+        chance_text(node.chance),
+    )
+
+
 def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    return Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
 
 
 def probe_study_document(
