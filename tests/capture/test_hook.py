@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -58,6 +59,19 @@ def test_a_call_nobody_waited_for_is_written_by_the_next_event(
     kept.wait()
     (wait,) = records(reader, WAIT)
     assert wait["size_bytes"] == 1
+
+
+def test_what_a_signals_handler_raises_while_a_group_is_met_reaches_the_caller(
+    gloo: None, folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = hook.install(mode)
+    with monkeypatch.context() as patched:
+        patched.setattr(recorder, "open", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(torch.ones(8))
+    dist.all_reduce(torch.ones(8))
+    assert hook.status()["records"] == 1
+    assert hook.status()["faults"] == {}
 
 
 def test_the_hook_keeps_no_tensor_alive_past_the_next_call(

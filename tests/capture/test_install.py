@@ -13,10 +13,12 @@ pytest.importorskip("torch", reason="capture needs torch")
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from failslow.capture import hook, status
 from failslow.capture.autoload import autoload
 from failslow.capture.builder import build
+from failslow.capture.joining import worker_environment
 from failslow.errors import CaptureError
 
 pytest_plugins = ("hooked",)
@@ -116,6 +118,7 @@ def test_without_being_asked_nothing_is_installed(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed_c10d, "_update_default_pg", distributed_c10d._update_default_pg)
     autoload()
     assert status()["mode"] == "off"
 
@@ -173,3 +176,74 @@ def test_a_broken_failslow_does_not_break_importing_torch(folder: Path) -> None:
     )  # fmt: skip
     assert (out.returncode, out.stdout.strip()) == (0, "2.0")
     assert "this worker is not watched" in out.stderr
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_where_nothing_can_be_said_torch_is_imported_all_the_same(
+    folder: Path, stderr: str
+) -> None:
+    environ = {**os.environ, "FAILSLOW": "1", "FAILSLOW_CAPTURE_MODE": "magic"}
+    script = "import torch; print(torch.ones(2).sum().item())"
+    out = subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -c "$1" {stderr}', sys.executable, script],
+        env=environ, stdout=subprocess.PIPE, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert (out.returncode, out.stdout.strip()) == (0, "2.0")
+
+
+def test_a_refusal_that_cannot_be_said_costs_no_step(
+    folder: Path, gloo: None, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILSLOW_CAPTURE_FOLDER", str(folder / "missing"))
+    monkeypatch.setattr(sys, "stderr", None)
+    hook.install(mode)
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [1, 1]
+    assert "no room for a ring" in hook.status()["reason"]
+    hook.uninstall()
+
+
+# ---- workers without a RANK
+
+JOINS = """\
+import os, sys, torch
+assert "failslow.capture.hook" not in sys.modules
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+del os.environ["WORLD_SIZE"]
+dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+from failslow.capture import status
+now = status()
+assert (now["active"], now["records"], now["faults"]) == (True, 2, {}), now
+assert "RANK" not in os.environ
+print(os.path.basename(now["ring"]))
+"""
+
+
+def test_a_worker_without_a_rank_is_watched_once_it_joins_a_group(folder: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if k not in ("RANK", "FAILSLOW_JOB")}
+    environ |= {"FAILSLOW": "1", "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "3"}
+    environ.pop("MASTER_PORT", None)
+    out = subprocess.run(
+        [sys.executable, "-c", JOINS],
+        env=environ, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert f"failslow-{os.getuid()}-slurm-4711.3-r0-p" in out.stdout
+
+
+def test_only_a_launchers_numbers_that_are_the_groups_count() -> None:
+    srun = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "FAILSLOW_JOB": "a"}
+    assert worker_environment(srun, 5, 8)["LOCAL_RANK"] == "1"
+    assert worker_environment(srun, 5, 8)["RANK"] == "5"
+    assert "LOCAL_RANK" not in worker_environment(srun, 5, 64), "a task that spawned the workers"
+    mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert "LOCAL_RANK" not in worker_environment(mpirun, 1, 2)
+    named = worker_environment({**mpirun, "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1, 2)
+    assert (named["LOCAL_RANK"], named["FAILSLOW_JOB"]) == ("1", f"local-{os.getppid()}")
+    assert "FAILSLOW_JOB" not in worker_environment({"MASTER_PORT": "1"}, 0, 1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -62,16 +62,19 @@ class _Installed:
     every_s = due_s = 0.0
 
 
-def install(mode: str = "", device: DeviceClock | None = None) -> Recorder:
+def install(
+    mode: str = "", device: DeviceClock | None = None, environ: Mapping[str, str] = os.environ
+) -> Recorder:
     """Hook this process; a second call changes nothing. The ring is made at the first call.
 
     mode: one of `MODES`; default $FAILSLOW_CAPTURE_MODE, else the best there is. device: stands
-    in for CUDA events in tests. Raises what torch raises when its parts are missing, and
-    CaptureError for a mode that cannot be had: nothing is left installed.
+    in for CUDA events in tests. environ: what tells job and rank. Raises what torch raises when
+    its parts are missing, and CaptureError for a mode that cannot be had: nothing is left
+    installed.
     """
     if _Installed.recorder is not None:
         return _Installed.recorder
-    mode = mode or os.environ.get("FAILSLOW_CAPTURE_MODE", "")
+    mode = mode or environ.get("FAILSLOW_CAPTURE_MODE", "")
     if mode not in ("", *MODES):
         raise CaptureError(
             f"FAILSLOW_CAPTURE_MODE = {mode!r} must be one of {', '.join(MODES)}; unset it to "
@@ -81,7 +84,7 @@ def install(mode: str = "", device: DeviceClock | None = None) -> Recorder:
     if not mode:
         mode = "native" if extension else "dispatcher" if _can_redispatch() else "python"
     with ExitStack() as stack:  # half an installation is undone
-        recorder, missed = _attach(mode, extension, device, stack)
+        recorder, missed = _attach(mode, extension, stack, device=device, environ=environ)
         stack.callback(register_optimizer_step_post_hook(_step(recorder)).remove)
         _Installed.undo = stack.pop_all()
     _Installed.recorder, _Installed.missed, _Installed.pid = recorder, tuple(missed), os.getpid()
@@ -108,10 +111,13 @@ def _forked() -> None:
         _Installed.recorder.forked()
 
 
-def mark_step(index: int) -> None:
-    """The trainer says that iteration `index` ended; nothing happens when it is not watched."""
+def mark_step(index: int, work: int = 0) -> None:
+    """The trainer says that iteration `index` ended; nothing happens when it is not watched.
+
+    work: tokens or samples in it; 0 not told.
+    """
     if _Installed.recorder is not None:
-        _Installed.recorder.mark_step(index)
+        _Installed.recorder.mark_step(index, work)
         _do_chore()
 
 
@@ -214,19 +220,17 @@ def _extension(mode: str) -> Any:
     return extension
 
 
-def _attach(
-    mode: str, extension: Any, device: DeviceClock | None, stack: ExitStack
-) -> tuple[Recorder, list[str]]:
+def _attach(mode: str, extension: Any, stack: ExitStack, **more: Any) -> tuple[Recorder, list[str]]:
     """The recorder, attached to torch, and what it will not see."""
-    about = {"torch": torch.__version__}
+    more["description"] = {"torch": torch.__version__}
     if mode == "native":
         ops, missed = dispatcher_ops()
-        recorder = native.NativeRecorder(extension, description=about, device=device)
+        recorder = native.NativeRecorder(extension, **more)
         stack.callback(extension.uninstall)
         recorder.install(ops)
         _replace(stack, dist.Work, "wait", extension.timed(dist.Work.wait))
         return recorder, missed
-    plain = Recorder(mode=mode, description=about, device=device)
+    plain = Recorder(mode=mode, **more)
     missed = (_attach_dispatcher if mode == "dispatcher" else _attach_methods)(plain, stack)
     _replace(stack, dist.Work, "wait", make_wait(plain, dist.Work.wait))
     return plain, missed

@@ -42,6 +42,18 @@ uint8_t code_of(c10::ScalarType type) {  // index into layout.DTYPES
   }
 }
 
+// In a catch block: what a signal's handler raised while Python was asked goes on to the caller;
+// what is an `Exception` is a fault of ours and stays here.
+void pass_on_signals() {
+  try {
+    throw;
+  } catch (const py::error_already_set& error) {
+    py::gil_scoped_acquire gil;
+    if (!error.matches(PyExc_Exception)) throw;
+  } catch (const std::exception&) {
+  }
+}
+
 // Asks Python, once a group and thread. The first call of all makes the ring there.
 KnownGroup& group_of(Local& state, const c10::intrusive_ptr<ProcessGroup>& group) {
   auto found = state.groups.find(group.get());
@@ -106,6 +118,7 @@ class Kernel final : public c10::OperatorKernel {
       group = &group_of(state, args[op_.group].toCustomClass<ProcessGroup>());
       describe(args, *group, record, blocking, on_cpu);
     } catch (const std::exception&) {
+      pass_on_signals();
       fault();
     }
     if (group && group->count && op_.counted) arrive(*group);
@@ -131,6 +144,7 @@ class Kernel final : public c10::OperatorKernel {
     try {
       finish(state, stack, record, *group, blocking, on_cpu, begun.get());
     } catch (const std::exception&) {
+      pass_on_signals();
       fault();
     }
   }
@@ -183,6 +197,7 @@ class Kernel final : public c10::OperatorKernel {
       try {
         work->getFuture()->addCallback([noted](c10::ivalue::Future&) { done(noted); });
       } catch (const std::exception&) {
+        pass_on_signals();
         group.without_future |= 1u << op_.code;
       }
     }
@@ -193,6 +208,7 @@ class Kernel final : public c10::OperatorKernel {
     try {
       return recorder->attr("begin_on_device")().release().ptr();
     } catch (const std::exception&) {
+      pass_on_signals();
       fault();
       return nullptr;
     }

@@ -17,10 +17,9 @@ does not reach it, its collectives are not recorded, and where its time-outs fai
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from failslow.config import LocalizeConfig, load_config
@@ -104,7 +103,7 @@ class Pauser:
         worker, began_s = self._worker, time.monotonic()
         results: list[Any] = []
         failed: list[str] = []
-        run = self.runner or _benchmarks(worker.limit_s)
+        run = self.runner or _benchmarks(worker.limit_s, self._recorder.environ)
 
         def body() -> None:
             self._recorder.set_busy(True)
@@ -163,7 +162,7 @@ class Pauser:
         return mailbox is not None and mailbox.send(letter)
 
 
-def _benchmarks(limit_s: float) -> Runner:
+def _benchmarks(limit_s: float, environ: Mapping[str, str]) -> Runner:
     """What the script is run by, on the device of this thread."""
     import torch
 
@@ -177,8 +176,8 @@ def _benchmarks(limit_s: float) -> Runner:
             torch.cuda.set_device(device)
         return run_script(
             script,
-            rank=int(os.environ.get("RANK", "0")),
-            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            rank=int(environ.get("RANK", "0")),
+            world_size=int(environ.get("WORLD_SIZE", "1")),
             device=device,
             name=str(number),
             within_s=limit_s - _SPARE_S,

@@ -36,6 +36,7 @@ from failslow.capture.layout import (
 from failslow.capture.ring import Append, RingWriter, job_name, ring_capacity
 from failslow.errors import CaptureError
 from failslow.mailbox import OFFSET_ATTENTION, Mailbox
+from failslow.saying import say
 
 if TYPE_CHECKING:
     from failslow.capture.pausing import Pauser
@@ -73,12 +74,21 @@ class Recorder:
     """The recording side of the hook in one process; opens its ring at the first call."""
 
     def __init__(
-        self, *, mode: str, description: Mapping[str, Any], device: DeviceClock | None = None
+        self,
+        *,
+        mode: str,
+        description: Mapping[str, Any],
+        device: DeviceClock | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """mode: what `status` shows. device: stands in for CUDA events in tests."""
+        """mode: what `status` shows. device: stands in for CUDA events in tests.
+
+        environ: what tells job, rank and number of workers when the ring is made.
+        """
         self.on = True
         """Cleared for good when recording is refused, stopped, or left behind by a fork."""
         self.mode = mode
+        self.environ = environ
         self.reason = ""
         """Why `on` is cleared."""
         self.local = _Local()
@@ -112,7 +122,7 @@ class Recorder:
         with self._lock:
             if self.ring is not None or not self.on:
                 return
-            environ = os.environ
+            environ = self.environ
             try:
                 ring = RingWriter.create(
                     job=job_name(environ),
@@ -120,6 +130,7 @@ class Recorder:
                     world_size=int(environ.get("WORLD_SIZE", "1")),
                     description={**self._description, "mode": self.mode},
                     capacity=ring_capacity(environ),
+                    environ=environ,
                 )
             except Exception as error:
                 self.refuse(str(error))
@@ -180,7 +191,7 @@ class Recorder:
         if self.on:
             self.on = False
             self.reason = reason
-            sys.stderr.write(f"failslow: this worker is not watched: {reason}\n")
+            say(f"this worker is not watched: {reason}")
 
     def fault(self, error: Exception) -> None:
         """Count a sample lost to our own fault."""
@@ -323,17 +334,20 @@ class Recorder:
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         self._boundary(OPTIMIZER_STEP, number)
 
-    def mark_step(self, index: int) -> None:
-        """The trainer itself says that iteration `index` ended; outranks every other source."""
-        if self.on and self.ring is not None:
-            self._boundary(TRAINER_STEP, index)
+    def mark_step(self, index: int, work: int = 0) -> None:
+        """The trainer itself says that iteration `index` ended; outranks every other source.
 
-    def _boundary(self, kind: int, value: int) -> None:
+        work: tokens or samples in it; 0 not told.
+        """
+        if self.on and self.ring is not None:
+            self._boundary(TRAINER_STEP, index, work)
+
+    def _boundary(self, kind: int, value: int, work: int = 0) -> None:
         try:
             state = self.local.state
             self.flush(state)
             now = time.monotonic_ns()
-            self.append(now, now, 0, value, 0, state.thread, -1, 0, 0, kind, 0, 0, NO_GROUP)
+            self.append(now, now, work, value, 0, state.thread, -1, 0, 0, kind, 0, 0, NO_GROUP)
         except Exception as error:
             self.fault(error)
 

@@ -19,7 +19,6 @@ weighted by what they stand for, so training goes as with the even split, up to 
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -39,6 +38,8 @@ from failslow.mitigate.share import Share, exchange_switch
 from failslow.mitigate.steer import Steering
 from failslow.mitigate.steer_apply import Hands, Placing
 from failslow.records import JobFacts
+from failslow.saying import say
+from failslow.trainer import whole
 
 __all__ = ["Coordinator"]
 
@@ -130,9 +131,9 @@ class Coordinator:
             raise
         except Exception as error:  # no way to hear orders together is no reason not to train
             why = str(error).splitlines()[0] if str(error) else repr(error)
-            sys.stderr.write(
-                f"failslow: rank {dist.get_rank()} takes no orders, as the workers have no way of "
-                f"their own to agree on one ({why}); training goes on with even shares\n"
+            say(
+                f"rank {dist.get_rank()} takes no orders, as the workers have no way of their own "
+                f"to agree on one ({why}); training goes on with even shares"
             )
 
     def use(self, model: nn.Module | None) -> None:
@@ -198,7 +199,7 @@ class Coordinator:
         share, self._share = self._share, None
         if share is None:
             raise PlanError("end() without begin(); call begin(step) before the step")
-        hook.mark_step(share.step)
+        hook.mark_step(share.step, whole(share.work))
         if self._steering is not None:
             self._steering.ended(share)
 

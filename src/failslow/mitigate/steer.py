@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import socket
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from failslow.mitigate.steer_letters import (
     read_order,
 )
 from failslow.records import JobFacts, Outcome
+from failslow.saying import say
 
 __all__ = ["Steering"]
 
@@ -124,7 +124,7 @@ class Steering:
                 self._post(time.monotonic())
             self._tell_pace(step, now_s)
         except Exception as error:  # a letter less, not a step
-            sys.stderr.write(f"failslow: a letter could not be sent: {error!r}\n")
+            say(f"a letter could not be sent: {error!r}")
 
     def ended(self, share: Share) -> None:
         """A step is over. A device may be behind: it is asked for the step before this one."""
@@ -144,7 +144,7 @@ class Steering:
                 order = self._orders.popleft().to_plain() if self._orders else None
                 wait = 1 if self._orders else self._steps_to_next()
             except Exception as error:  # whatever is wrong here, the others wait to be told
-                sys.stderr.write(f"failslow: orders could not be read: {error!r}\n")
+                say(f"orders could not be read: {error!r}")
         self._wait, heard = group.hear(wait, order)
         return None if heard is None else read_order(heard)
 
@@ -155,7 +155,7 @@ class Steering:
             try:
                 order = read_order(letter)
             except PlanError as error:
-                sys.stderr.write(f"failslow: an order is not understood: {error}\n")
+                say(f"an order is not understood: {error}")
                 continue
             problem, never = self._hands.problem(order.plan)
             if problem:
@@ -183,9 +183,9 @@ class Steering:
         if group is not None:
             group.close()  # so that the others give up too, instead of waiting
             reason = str(error).splitlines()[0] if str(error) else repr(error)
-            sys.stderr.write(
-                f"failslow: rank {self._rank} takes no orders any more, as the others cannot be "
-                f"reached ({reason}); training goes on\n"
+            say(
+                f"rank {self._rank} takes no orders any more, as the others cannot be reached "
+                f"({reason}); training goes on"
             )
 
     # -- letters -----------------------------------------------------------------------------------
