@@ -6,6 +6,7 @@ The command line (`failslow --help`) is the main surface. From Python:
 >>> series = failslow.read_log("train.log")          # doctest: +SKIP
 >>> failslow.analyze(series).episodes                # doctest: +SKIP
 (Episode(start_step=13800, ..., slowdown=1.19),)
+>>> failslow.step(work=65536)                        # in a training loop, once an iteration
 
 Nothing heavy is imported before it is used: this package is loaded into every training process.
 """
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from failslow.detect import analyze
     from failslow.ingest import read_log
     from failslow.mitigate.coordinator import Coordinator
+    from failslow.trainer import step
 
-__all__ = ["Coordinator", "FailslowError", "__version__", "analyze", "read_log"]
+__all__ = ["Coordinator", "FailslowError", "__version__", "analyze", "read_log", "step"]
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ _HOMES = {
     "Coordinator": "failslow.mitigate.coordinator",
     "analyze": "failslow.detect",
     "read_log": "failslow.ingest",
+    "step": "failslow.trainer",
 }
 
 

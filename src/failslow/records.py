@@ -78,7 +78,8 @@ KIND_WAIT = 2
 KIND_OPTIMIZER_STEP = 4
 """`kind` of a row for a finished optimizer step; `size_bytes`: the optimizer's ordinal, or 0."""
 KIND_TRAINER_STEP = 5
-"""`kind` of a row for the trainer's own `step()`; `size_bytes`: the step index it gave, or -1."""
+"""`kind` of a row for the trainer's own `step()`; `size_bytes`: the step index it gave, or -1;
+`wait_ns`: the work it told, 0 none."""
 KIND_PAUSE = 6
 """`kind` of a row for our own pause: the worker stood still from `start_ns` to `end_ns`."""
 

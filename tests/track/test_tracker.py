@@ -401,3 +401,37 @@ def test_memory_stays_bounded(name: str) -> None:
     assert most <= (1 << 15) * 100
     if name == "steady":
         assert held_bytes(tracker) == 0
+
+
+def told(batches: list[int]) -> tuple[NDArray[np.void], NDArray[np.float64]]:
+    """A job whose trainer tells the work of its iterations."""
+    steps = [ddp(seconds=0.1 * batch / 64) for batch in batches]
+    played = play([start_up(), *steps])
+    calls = played.calls.copy()
+    marks = np.flatnonzero(calls["kind"] == KIND_OPTIMIZER_STEP)
+    calls["kind"][marks] = KIND_TRAINER_STEP
+    calls["size_bytes"][marks] = np.arange(len(marks))
+    calls["wait_ns"][marks] = batches
+    return calls, played.ends_s
+
+
+def test_work_the_trainer_tells_replaces_the_bytes_moved() -> None:
+    batches = [64] * 10 + [128] * 10
+    calls, ends_s = told(batches)
+    samples = follow(calls, ends_s).samples
+    assert [sample.work for sample in samples] == batches[1:]
+    assert {sample.run for sample in samples} == {0}
+    # what a mark tells is no time somebody waited
+    assert all((s.compute_s or 0.0) > 0.9 * s.duration_s for s in samples)
+
+
+def test_work_told_only_now_and_then_is_unknown_in_between_and_never_mixed_with_bytes() -> None:
+    calls, ends_s = told([64] * 20)
+    marks = np.flatnonzero(calls["kind"] == KIND_TRAINER_STEP)
+    calls["wait_ns"][marks[:8]] = 0
+    calls["wait_ns"][marks[12]] = 0
+    samples = follow(calls, ends_s).samples
+    assert [sample.work for sample in samples] == [
+        *[7_400_000.0] * 7, *[64.0] * 4, None, *[64.0] * 7,
+    ]  # fmt: skip
+    assert [sample.run for sample in samples] == [0] * 7 + [1] * 12

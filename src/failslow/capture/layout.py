@@ -133,7 +133,8 @@ OPTIMIZER_STEP: Final = 4
 """An optimizer finished a step: a boundary candidate. `size_bytes` numbers the optimizer (0, 1,
 ... in the order of their first step), `op` is 0, `group` NO_GROUP."""
 TRAINER_STEP: Final = 5
-"""The trainer itself says that iteration `size_bytes` ended; outranks every other source."""
+"""The trainer itself says that iteration `size_bytes` ended; outranks every other source.
+`wait_ns` holds the work in it (tokens or samples), 0 not told."""
 PAUSE: Final = 6
 """This worker was made to stand still from `start_ns` to `end_ns`; `size_bytes` numbers the pause,
 `thread` is the one that stood, `group` the one before whose call."""

@@ -103,6 +103,7 @@ class Megatron:
         with self._coordinator.step(iteration, self._microbatches()) as share:
             even = calculator.num_micro_batches
             self._share, calculator.num_micro_batches = share, share.count
+            share.work = float(self._samples())
             try:
                 yield share
             finally:
@@ -143,8 +144,10 @@ class Megatron:
 
     def _microbatches(self) -> int:
         """Of the present global batch, which a ramp makes larger."""
-        samples = self._calculators.get_current_running_global_batch_size()
-        return int(samples) // int(self._calculators.get_micro_batch_size())
+        return self._samples() // int(self._calculators.get_micro_batch_size())
+
+    def _samples(self) -> int:
+        return int(self._calculators.get_current_running_global_batch_size())
 
 
 def _part(core: Any, name: str) -> Any:

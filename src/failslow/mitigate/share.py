@@ -103,7 +103,9 @@ def _event() -> Any:
 class Share:
     """Micro-batches of one replica in one step. Iterate over it, or take `indices`."""
 
-    __slots__ = ("_device", "_switch", "ends_s", "indices", "replicas", "scale", "size", "step")
+    __slots__ = (
+        "_device", "_switch", "ends_s", "indices", "replicas", "scale", "size", "step", "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -123,6 +125,9 @@ class Share:
         self.replicas = replicas
         self.scale = scale
         """`replicas` where gradients are averaged over replicas, 1 where they are summed."""
+        self.work: float | None = None
+        """Tokens or samples of the global batch, if you tell: where they change the job is not
+        taken for a slow one."""
         self.ends_s: list[float] = []
         """When iterating began, and when each micro-batch of it ended (CLOCK_MONOTONIC)."""
         self._device: _DeviceTimes | None = None

@@ -50,6 +50,8 @@ class Crossing(NamedTuple):
     """On track all the way since the crossing before."""
     opens: bool = False
     """What went before is unknown: it ends no iteration."""
+    work: int = 0
+    """Tokens or samples of the iteration it ends, if the trainer told; 0 unknown."""
 
 
 def crossings(rows: Rows) -> list[Crossing]:

@@ -43,13 +43,14 @@ ROW = np.dtype(
         ("blocked_ns", np.int64),
         ("unwaited", np.int64),
         ("own_ns", np.int64),
+        ("work", np.int64),
     ]
 )
 """key hashes op, group, peer and size, kind_key the same without the size. until_ns: when the
 caller came back from the call and its wait for it; the start where it was not seen to wait.
 gap_ns: since the collective before it began. Totals over all before the row: collectives, their
 bytes, time the caller was blocked, and collectives less those somebody was seen to wait for.
-own_ns: what of start_ns to until_ns adds to blocked_ns."""
+own_ns: what of start_ns to until_ns adds to blocked_ns. work: what a trainer's step mark tells."""
 
 _ODD = tuple(
     np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -78,6 +79,7 @@ class RowMaker:
             return rows
         for name in ("kind", "op", "group", "group_size", "size_bytes", "start_ns"):
             rows[name] = calls[name]
+        rows["work"] = np.where(kind == KIND_TRAINER_STEP, calls["wait_ns"], 0)
         rows["kind_key"], rows["key"] = _keys(calls)
         self._totals(rows, is_call)
         self._blocked(rows, calls, is_call, is_mark)

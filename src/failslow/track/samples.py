@@ -35,6 +35,8 @@ class SampleMaker:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=_KEPT_PAUSES)
         self._stood: deque[tuple[int, int]] = deque(maxlen=_KEPT_PAUSES)
         self._work: float | None = None
+        self._told = False
+        """The trainer tells the work."""
 
     @property
     def last_ns(self) -> int:
@@ -59,7 +61,7 @@ class SampleMaker:
         if self._sampled:
             self.run += 1
             self._sampled = False
-        self._work = None
+        self._work, self._told = None, False
 
     def add(
         self, crossed: Iterable[Crossing], *, hidden_waits: bool, step: int | None = None
@@ -72,6 +74,9 @@ class SampleMaker:
         samples = []
         for crossing in crossed:
             last, self._last = self._last, crossing
+            if crossing.work > 0 and not self._told:
+                self.new_run()  # until now the bytes moved stood for it
+                self._told = True
             if last is None:
                 self.step = self.step if step is None else step
                 continue
@@ -96,12 +101,13 @@ class SampleMaker:
         compute_s = None
         if not paused_s and not (hidden_waits and now.unwaited > last.unwaited):
             compute_s = max(0.0, elapsed_s - (now.blocked_ns - last.blocked_ns) / 1e9)
-        # Which of the bytes were foreign is not known; a clean iteration's are a better guess.
-        work = float(now.moved_bytes - last.moved_bytes)
-        if not now.foreign:
-            self._work = work
-        elif self._work is not None:
-            work = self._work
+        if not now.foreign and not self._told:
+            self._work = float(now.moved_bytes - last.moved_bytes)
+        work = self._work
+        if self._told:
+            work = float(now.work) if now.work > 0 else None
+        elif work is None:
+            work = float(now.moved_bytes - last.moved_bytes)
         if not paused_s:
             self._recent_s.append(elapsed_s)
         self._sampled = True

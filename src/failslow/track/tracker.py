@@ -218,7 +218,8 @@ class Tracker:
         if self._period.fed:
             self._period = PeriodFollower(self._ops, self._config.buffer_calls)
         marks, value = self._marks[source], int(rows["size_bytes"][0])
-        crossing = marks.mark(crossings(rows)[0], 0 if is_step else value)
+        at = crossings(rows)[0]._replace(work=int(rows["work"][0]))
+        crossing = marks.mark(at, 0 if is_step else value)
         if crossing is None:
             return []
         before = self._last_boundary.get(source)
