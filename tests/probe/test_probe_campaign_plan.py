@@ -311,6 +311,10 @@ def test_a_smaller_probe_does_not_overtake_one_that_waits_for_nodes() -> None:
         ({"sizes": ()}, "one at least"),
         ({"sizes": (SizeClass(nodes=1, probes=1),) * 2}, "each once"),
         ({"max_nodes": 1}, "never fits into 1"),
+        (
+            {"sizes": (SizeClass(nodes=1, probes=10**6), SizeClass(nodes=2, probes=1))},
+            "1000001 probes in all; a campaign has at most 1000000: ask for fewer",
+        ),
         ({"concurrency": 0}, "concurrency is 0; it must be at least 1"),
         ({"spacing_s": -1.0}, "spacing is -1"),
         ({"spacing_s": float("nan")}, "spacing is nan"),

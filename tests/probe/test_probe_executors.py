@@ -24,7 +24,7 @@ import pytest
 from tests.probe.fake_probe import fake_command
 from tests.slurm_cluster import SlurmCluster
 
-from failslow.errors import MissingDependencyError, ProbeError
+from failslow.errors import ConfigError, MissingDependencyError, ProbeError
 from failslow.probe.campaign import Campaign, CampaignPlan, Halt, Over, SizeClass
 from failslow.probe.executors import Executor, Job, LocalExecutor, Seat
 from failslow.probe.result import ProbeResult, ProbeSpec
@@ -423,6 +423,22 @@ def test_slurm_options_of_the_user_outrank_ours(
     told = told_sbatch({"cpus-per-gpu": "6"}, gpu)
     assert (told["cpus-per-gpu"], told["srun"]) == ("6", None)
     assert "cpus-per-task" not in told
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("nodes", "say sizes by --probes"),
+        ("N", "say sizes by --probes"),
+        ("ntasks_per_node", "processes a node by --workers"),
+        *((key, "leave it out") for key in ("array", "job-name", "output", "signal", "requeue")),
+    ],
+)
+def test_slurm_options_that_a_campaign_depends_on_are_refused(key: str, remedy: str) -> None:
+    from failslow.probe.executors.slurm import SlurmExecutor
+
+    with pytest.raises(ConfigError, match=f"the campaign sets .* of its jobs itself; .*{remedy}"):
+        SlurmExecutor({"partition": "p", key: "2"})
 
 
 class FakeSlurm:

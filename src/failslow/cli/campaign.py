@@ -58,6 +58,8 @@ class PresetName(str, Enum):
 
 
 _JOB, _LIMITS, _WHERE = "What a probe trains", "Limits", "Where probes run"
+_MOST_DIGITS = 18
+"""Of a number: int() takes a few thousand, and no message has room for them."""
 
 
 def campaign(
@@ -93,7 +95,7 @@ def campaign(
             "--duration",
             metavar="SECONDS",
             min=10.0,
-            help="Of training; start-up comes on top.",
+            help="Of training, from the first iteration seen; start-up comes on top.",
             rich_help_panel=_JOB,
         ),
     ] = 60.0,
@@ -159,19 +161,20 @@ def campaign(
         typer.Option(
             "--slurm",
             metavar="KEY=VALUE",
-            help="Option of sbatch, as partition=preemptible; once for each.",
+            help="Option of sbatch, as partition=preemptible; once for each. Not those that the "
+            "campaign sets itself: nodes, ntasks, job-name, output, signal and their like.",
             rich_help_panel=_WHERE,
         ),
     ] = None,
     ray_address: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--ray-address",
             metavar="ADDRESS",
-            help="Of the Ray cluster; auto: the one this machine is a node of.",
+            help="Of the Ray cluster; left out, or auto: the one this machine is a node of.",
             rich_help_panel=_WHERE,
         ),
-    ] = "auto",
+    ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -184,10 +187,12 @@ def campaign(
     from failslow.probe.campaign import Campaign, Halt
     from failslow.probe.runner import CampaignStop, TrainingJob, run_campaign
     from failslow.probe.store import StoreWriter
+    from failslow.runtime.security import load_token
 
     training = TrainingJob(
         workers_per_node=workers, duration_s=duration, preset=_preset(preset), seed=seed
     )
+    load_token()  # one that is set and too short would fail every probe
     runs_on = _executor(executor, slurm or (), ray_address)
     plan = _plan(
         probes,
@@ -264,9 +269,11 @@ def _preset(named: PresetName | None) -> Any:
     return "gpu" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
-def _executor(name: ExecutorName, slurm: Sequence[str], ray_address: str) -> Executor:
+def _executor(name: ExecutorName, slurm: Sequence[str], ray_address: str | None) -> Executor:
     if slurm and name is not ExecutorName.SLURM:
         raise ConfigError("--slurm has no meaning without --executor slurm; leave it out")
+    if ray_address is not None and name is not ExecutorName.RAY:
+        raise ConfigError("--ray-address has no meaning without --executor ray; leave it out")
     if name is ExecutorName.SLURM:
         from failslow.probe.executors.slurm import SlurmExecutor
 
@@ -274,7 +281,7 @@ def _executor(name: ExecutorName, slurm: Sequence[str], ray_address: str) -> Exe
     if name is ExecutorName.RAY:
         from failslow.probe.executors.ray import RayExecutor
 
-        return RayExecutor(ray_address)
+        return RayExecutor("auto" if ray_address is None else ray_address)
     from importlib.util import find_spec
 
     from failslow.probe.executors import LocalExecutor
@@ -330,6 +337,11 @@ def _size(text: str) -> Any:
     nodes, cross, count = text.lower().replace("×", "x").partition("x")
     if not cross or not nodes.isdecimal() or not count.isdecimal():
         raise ConfigError(f"--probes {text!r} is no NODESxCOUNT, as 4x30: 30 probes of 4 nodes")
+    if max(len(nodes), len(count)) > _MOST_DIGITS:
+        raise ConfigError(
+            f"--probes {text[:20]}…: a number of {max(len(nodes), len(count))} digits; no cluster "
+            f"has as many nodes: give {_MOST_DIGITS} digits at most"
+        )
     return SizeClass(nodes=int(nodes), probes=int(count))
 
 

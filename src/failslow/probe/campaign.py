@@ -48,6 +48,8 @@ Ending = Literal["finished", "preempted", "failed", "stopped"]
 """finished: measured to its end · preempted: others took its place · failed: no result came of it ·
 stopped: the campaign itself was. All but the first are tried again, the last without limit."""
 _MOST_BACKOFF_S, _MOST_DOUBLINGS = 300.0, 64
+_MOST_PROBES = 1_000_000
+"""At a minute each, two years of them; each costs some hundred bytes from the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,12 @@ class CampaignPlan:
             raise ConfigError(
                 f"sizes of {sizes} nodes: a campaign needs one at least, and each once; "
                 "add the probes of like sizes up"
+            )
+        probes = sum(size.probes for size in self.sizes)
+        if probes > _MOST_PROBES:
+            raise ConfigError(
+                f"{probes} probes in all; a campaign has at most {_MOST_PROBES}: ask for fewer, "
+                "and add more when they have run"
             )
         for name, value, least in (
             ("concurrency", self.concurrency, 1),

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from failslow.errors import MissingDependencyError, ProbeError
+from failslow.errors import ConfigError, MissingDependencyError, ProbeError
 from failslow.probe.executors.base import RESULT_FILE, Command, JobState, last_line, read_result
 from failslow.probe.executors.node import run_node
 from failslow.probe.result import ProbeResult, ProbeSpec, command
@@ -47,6 +47,18 @@ _NEVER = re.compile(
 _STUCK_S = 60.0
 """So long such a reason must stand: nodes that are down bring some of them up for a moment."""
 _MINE = f"--user={os.getuid()}"
+_TASKS = "nodes N ntasks n ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket"
+_ANSWERS = "array a error e job-name J open-mode output o parsable quiet Q test-only wait W wrap"
+_ENDS = "requeue no-requeue signal"
+_OURS = {
+    **dict.fromkeys(
+        _TASKS.split(),
+        "a probe has one task a node; say sizes by --probes, processes a node by --workers",
+    ),
+    **dict.fromkeys(f"{_ANSWERS} {_ENDS}".split(), "leave it out"),
+}
+"""Options of sbatch that are not a user's to set, and what to do instead: another size would be
+measured than is asked for, or the campaign could not follow its jobs."""
 
 
 class SlurmJob:
@@ -132,9 +144,10 @@ class SlurmJob:
 class SlurmExecutor:
     """Submits probes.
 
-    options: of sbatch, without the dashes; they outrank ours. A probe has its nodes for itself, or
-    two would measure each other; exclusive=no lets others onto them. Raises MissingDependencyError
-    without submitit, ProbeError without Slurm.
+    options: of sbatch, without the dashes; they outrank ours, but for those a campaign depends on,
+    which are refused (ConfigError). A probe has its nodes for itself, or two would measure each
+    other; exclusive=no lets others onto them. Raises MissingDependencyError without submitit,
+    ProbeError without Slurm.
     """
 
     name = "slurm"
@@ -143,6 +156,12 @@ class SlurmExecutor:
     def __init__(
         self, options: Mapping[str, str] | None = None, *, command: Command = command
     ) -> None:
+        own = {key.replace("_", "-"): value for key, value in (options or {}).items()}
+        for key in own.keys() & _OURS.keys():
+            raise ConfigError(
+                f"--slurm {key}={own[key]}: the campaign sets {key} of its jobs itself; "
+                f"{_OURS[key]}"
+            )
         try:
             import submitit
         except ImportError:
@@ -156,7 +175,7 @@ class SlurmExecutor:
                     "installed, or use another --executor"
                 )
         self._submitit = submitit
-        self._options, self._command = dict(options or {}), command
+        self._options, self._command = own, command
         self._queue = _Queue()
         self._jobs: list[SlurmJob] = []
         self._cleared: set[str] = set()
@@ -204,7 +223,7 @@ class SlurmExecutor:
                 self._queue.command("scancel", number)
 
     def _parameters(self, spec: ProbeSpec) -> dict[str, object]:
-        own = {key.replace("_", "-"): value for key, value in self._options.items()}
+        own = self._options
         options = {
             "no-requeue": True,
             "exclusive": True,
