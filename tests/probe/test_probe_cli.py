@@ -29,6 +29,7 @@ pytest.importorskip("torch")
         ),
         (["--duration", "nan"], "duration_s (nan) must be over 0 and at most 604800, a week"),
         (["--duration", "inf"], "duration_s (inf) must be over 0 and at most 604800, a week"),
+        (["--iterations", "19"], "--iterations 19 are too few to tell anything; give at least 20"),
         (["--workers", "1"], "--workers 1 leaves nothing to synchronise"),
         (["--workers", "0"], "'--workers': Input should be greater than or equal to 1"),
         (["--probe-id", "a b"], "probe_id ('a b') must be letters"),
@@ -58,6 +59,16 @@ def test_a_mistake_is_one_line(
     assert done.exit_code == 1
     assert done.stdout == ""
     assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_token_that_is_too_short_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILSLOW_TOKEN", "short")
+    done = CliRunner().invoke(app, ["probe", "run", "--dir", str(tmp_path / "d")])
+    assert (done.exit_code, done.stdout, (tmp_path / "d").exists()) == (1, "", False)
+    assert done.stderr.startswith("failslow: job token of 5 characters: at least 16 are needed")
     assert done.stderr.count("\n") == 1
 
 
@@ -122,7 +133,16 @@ def test_a_port_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("names", "first"),
-    [("gpu[017-020,031],x1", "gpu017"), ("node1,node2", "node1"), ("a-b[3]", "a-b3"), ("n", "n")],
+    [
+        ("gpu[017-020,031],x1", "gpu017"),
+        ("node1,node2", "node1"),
+        ("a-b[3]", "a-b3"),
+        ("n", "n"),
+        ("rack[1-2]node[3-4]", "rack1node3"),
+        ("tux[1-3]-ib0", "tux1-ib0"),
+        ("r[08,10-12]n[003-010]-e[0-1],x[1-2]", "r08n003-e0"),
+        ("login,rack[1-2]node[3-4]", "login"),
+    ],
 )
 def test_the_first_of_slurms_names(names: str, first: str) -> None:
     assert _first_host(names) == first

@@ -27,8 +27,8 @@ from failslow.probe.campaign import (
 )
 from failslow.probe.executors import Executor, JobState, LocalExecutor
 from failslow.probe.result import ProbeResult, ProbeSpec
-from failslow.probe.run import Stop
 from failslow.probe.runner import Audience, CampaignStop, Limits, TrainingJob, run_campaign
+from failslow.probe.signals import Stop
 from failslow.probe.store import ProbeRecord, StoreWriter, read_store
 
 TRAINING = TrainingJob(workers_per_node=2, duration_s=10.0)
@@ -277,14 +277,20 @@ def test_a_terminal_that_goes_hurries_nobody(
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
         assert (stop.is_told, stop.number) == (True, signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)  # the first that somebody sent
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
     with Stop.on_signals() as told:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
         assert told.count == 1
         signal.raise_signal(signal.SIGTERM)
-        assert told.count == 2
+        assert (told.count, told.number) == (1, signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        assert told.count == 1
+        signal.raise_signal(signal.SIGINT)
+        assert (told.count, told.number) == (2, signal.SIGINT)
 
 
 def test_nohup_is_kept(hang_up: Callable[[signal.Handlers], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import time
 from collections.abc import Callable
@@ -13,10 +14,13 @@ import pytest
 from tests.probe.made_journal import HEALTHY_S, Made, link, verdict
 
 from failslow.config import DetectConfig, load_config
-from failslow.probe import ProbeSpec
+from failslow.errors import ProbeError
+from failslow.probe import ProbeSpec, run
+from failslow.probe import job as probe_job
 from failslow.probe.fleet import FleetReference
-from failslow.probe.job import Place
-from failslow.probe.run import Progress, Stop, _await_journal, _entries, _known, _Watch
+from failslow.probe.job import Place, ProbeJob
+from failslow.probe.run import Progress, _await_journal, _entries, _known, _Watch, run_probe
+from failslow.probe.signals import Stop
 
 
 @dataclass
@@ -31,6 +35,8 @@ class FakeJob:
     reason: str = ""
     error: str = ""
     last_words: str = "its workers said nothing"
+    watchers_words: str = "run/runtime.log says nothing"
+    steps: int = 0
     did: list[str] = field(default_factory=list)
 
     def state(self) -> Any:
@@ -41,6 +47,36 @@ class FakeJob:
 
     def kill(self) -> None:
         self.did.append("kill")
+
+    def __enter__(self) -> FakeJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Clock:
+    """Stands for the module `time`: who sleeps lets it pass, and it can be set."""
+
+    def __init__(self) -> None:
+        self.now_s, self.ahead_s = 1000.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s + 1.7e9 + self.ahead_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of what looks after workers."""
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    return clock
 
 
 def states(*names: str) -> list[Callable[[], str]]:
@@ -116,16 +152,147 @@ def test_a_worker_that_failed_is_an_error_unless_its_nodes_are_taken(tmp_path: P
         signal.signal(signal.SIGALRM, before)
 
 
-def test_training_that_hangs_is_killed(tmp_path: Path) -> None:
+def test_training_that_hangs_is_killed(tmp_path: Path, clock: Clock) -> None:
     made = Made()
     made.train(20, HEALTHY_S)
-    made.now_t += 200.0
-    made.train(1, HEALTHY_S)
     list(made.entries(tmp_path))
-    spec = ProbeSpec(probe_id="p", duration_s=60.0)
-    job = FakeJob(tmp_path / "journal.jsonl", states("running"), spec=spec)
+    job = FakeJob(tmp_path / "journal.jsonl", states("running"))
     assert watched(job) == ("failed", "training did not end within 60 s; it hangs")
+    assert job.did == ["tell", "kill"]
+    assert clock.now_s == pytest.approx(1090.0, abs=0.5)
+
+
+def test_a_clock_that_is_set_ends_no_training(tmp_path: Path, clock: Clock) -> None:
+    made = Made()
+    made.train(20, HEALTHY_S)
+    made.now_t += 7200.0  # the journal's clock too
+    made.train(20, HEALTHY_S)
+    list(made.entries(tmp_path))
+    clock.ahead_s = 7200.0
+    job = FakeJob(tmp_path / "journal.jsonl", [*states(*["running"] * 100), *states("ended")])
+    job.reason = "steps"
+    assert watched(job) == ("done", "")
+    assert job.did == []
+
+
+def test_the_time_counts_from_the_first_iteration_seen(tmp_path: Path, clock: Clock) -> None:
+    made = Made()
+    made.train(20, HEALTHY_S)
+    seen_s: list[float] = []
+    job = FakeJob(tmp_path / "journal.jsonl", [], steps=200)
+
+    def running() -> str:
+        if clock.now_s > 1050.0 and not seen_s:
+            list(made.entries(tmp_path))
+            seen_s.append(clock.now_s)
+        if job.did:  # they end after the step they are at, and say who asked for it
+            job.reason = "told"
+            return "ended"
+        return "running"
+
+    job.then = [running]
+    assert watched(job) == ("done", "")
+    assert job.did == ["tell"]
+    assert clock.now_s - seen_s[0] == pytest.approx(60.0, abs=0.5)
+
+
+def test_training_that_nobody_watches_is_given_up(tmp_path: Path, clock: Clock) -> None:
+    job = FakeJob(tmp_path / "none", states("running"), steps=30)
+    assert watched(job) == (
+        "failed",
+        "trained 60 s, but nothing was seen: agent or controller got no core "
+        "(run/runtime.log says nothing)",
+    )
     assert job.did == ["kill"]
+    assert clock.now_s == pytest.approx(1060.0, abs=0.5)
+
+
+def test_training_that_does_not_come_on_has_the_time_to_start(tmp_path: Path, clock: Clock) -> None:
+    job = FakeJob(tmp_path / "none", states("running"), steps=1, last_words="its last words: x")
+    assert watched(job) == ("failed", "no iteration within 180 s; its last words: x")
+    assert clock.now_s == pytest.approx(1180.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("trained", "told"),
+    [
+        (
+            (0, 100),
+            ("failed", "nothing was seen: agent or controller got no core (run/runtime.log "),
+        ),
+        ((5, 100), ("failed", "only 5 iterations were seen: agent or controller got no core")),
+        (
+            (9, 11),
+            ("failed", "only 9 iterations were seen: that is too few to tell anything; give a "),
+        ),
+        ((30, 31), ("done", "")),
+    ],
+)
+def test_a_probe_of_which_too_little_was_seen_has_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: Clock, trained: tuple[int, int],
+    told: tuple[str, str],
+) -> None:  # fmt: skip
+    (seen, steps), (state, error) = trained, told
+    made = Made()
+    made.train(seen, HEALTHY_S)
+    list(made.entries(tmp_path))
+    job = FakeJob(tmp_path / "journal.jsonl", states("running", "ended"), reason="time")
+    job.steps = steps
+    monkeypatch.setattr(run, "ProbeJob", lambda *_: job)
+    found = run_probe(job.spec, job.place, tmp_path, {}, stop=Stop())
+    assert (found.state, found.iterations) == (state, seen)
+    assert error in found.error
+    # a node of another rank knows nothing of it
+    job.then, job.place = states("ended"), Place(node_rank=1, port=1)
+    assert run_probe(job.spec, job.place, tmp_path, {}, stop=Stop()).state == "done"
+    assert clock.now_s < 1100.0
+
+
+class Started(ProbeJob):
+    """One that trains nothing."""
+
+    def __init__(self, folder: Path, place: Place | None = None) -> None:
+        spec = ProbeSpec(probe_id="p", workers_per_node=2)
+        super().__init__(spec, place or Place(), folder, {}, python="/bin/true")
+
+
+def test_a_folder_that_is_used_again_keeps_the_journal_it_had(tmp_path: Path) -> None:
+    for number in range(3):
+        with Started(tmp_path) as job:
+            assert not job.journal.exists()
+            job.journal.parent.mkdir()
+            job.journal.write_text(f"{number}\n")
+    with Started(tmp_path, Place(node_rank=1, port=1)):
+        pass  # the others use what the first node makes
+    kept = [(tmp_path / name / "journal.jsonl").read_text() for name in ("run.1", "run.2", "run")]
+    assert kept == ["0\n", "1\n", "2\n"]
+
+
+def test_a_folder_that_another_probe_writes_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_job, "_LINGER_S", 0.3)
+    journal = tmp_path / "run/journal.jsonl"
+    journal.parent.mkdir()
+    with journal.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ProbeError, match="another probe writes there; wait until it has"):
+            Started(tmp_path).__enter__()
+    assert journal.exists()
+    with Started(tmp_path):  # it has ended
+        assert not journal.exists()
+
+
+def test_workers_say_how_far_they_are(tmp_path: Path) -> None:
+    with Started(tmp_path) as job:
+        assert job.steps == 0
+        lines = [f"step {n:5d}  loss 1.0000  40.0 ms\n" for n in (0, 10, 120)]
+        (tmp_path / "rank0.log").write_text("".join(lines) + "ended: time\n")
+        assert job.steps == 121
+        assert job.watchers_words == "run/runtime.log says nothing"
+        job.journal.parent.mkdir()
+        (tmp_path / "run/runtime.log").write_text("failslow agent: no token\n\n")
+        assert job.watchers_words == "run/runtime.log: failslow agent: no token"
 
 
 def test_progress_is_what_the_journal_says_so_far(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from failslow.cli.output import stderr_console
 from failslow.probe.campaign import Campaign, Start, Step, Tally, Wait
 from failslow.probe.runner import Audience
 from failslow.probe.store_parts import ProbeRecord
@@ -71,7 +71,7 @@ def campaign_bar(what: Campaign, text: Callable[[ProbeRecord], str]) -> Iterator
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True, highlight=False),
+        console=stderr_console(),
         transient=True,
     ) as bar:
         yield _Bar(bar, what, text)

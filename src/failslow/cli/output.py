@@ -14,14 +14,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from failslow.errors import OutputError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-__all__ = ["emit", "emit_view", "lenient_streams", "note", "progress", "report_error"]
+__all__ = [
+    "emit",
+    "emit_view",
+    "lenient_streams",
+    "note",
+    "progress",
+    "report_error",
+    "stderr_console",
+]
 
 _PIPE_WIDTH = 100
 """Columns where no terminal says how wide it is."""
@@ -100,6 +108,33 @@ def _to_stderr(line: str) -> None:
             print(line.translate(_CONTROL), file=sys.stderr, flush=True)
 
 
+class _Unheard:
+    """stderr, to which nobody need listen: a terminal may be closed while work goes on."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+def stderr_console() -> Console:
+    """For bars; one that cannot be drawn any more costs the work nothing."""
+    from rich.console import Console
+
+    # a str is all that is asked of it, which the type does not know
+    return Console(file=_Unheard(sys.stderr), highlight=False)  # type: ignore[arg-type]
+
+
 def _silent(_: str) -> None:
     pass
 
@@ -113,7 +148,6 @@ def progress(total: int, *, enabled: bool) -> Iterator[Callable[[str], None]]:
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield _silent
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -129,7 +163,7 @@ def progress(total: int, *, enabled: bool) -> Iterator[Callable[[str], None]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
+        console=stderr_console(),
         transient=True,
     )
     task = bar.add_task("", total=total)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from failslow.cli import campaign, options
-from failslow.cli.output import emit, emit_view, note, report_error
+from failslow.cli.output import emit, emit_view, note, report_error, stderr_console
 from failslow.errors import ConfigError, InputError, OutputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ srun -N 4 --ntasks-per-node 1 failslow probe run --preset gpu --workers 8 --out 
 failslow probe run --nodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400      and on the other node
 with --node-rank 1
 """
-_FEWEST_S = 10.0
+_FEWEST_S, _FEWEST_ITERATIONS = 10.0, 20
 
 commands = typer.Typer(
     help="Train a small job of one's own to see how the cluster does: one probe, or many.",
@@ -66,11 +66,17 @@ def run(
     ] = 4,
     duration: Annotated[
         float,
-        typer.Option("--duration", metavar="SECONDS", help="Of training; start-up comes on top."),
+        typer.Option(
+            "--duration",
+            metavar="SECONDS",
+            help="Of training, from the first iteration seen; start-up comes on top.",
+        ),
     ] = 60.0,
     iterations: Annotated[
         int | None,
-        typer.Option("--iterations", metavar="N", min=1, help="End after so many, if sooner."),
+        typer.Option(
+            "--iterations", metavar="N", min=1, help="End after so many, if sooner; at least 20."
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -130,7 +136,12 @@ def run(
     ] = "",
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="FOLDER", help="Keep the journal and the workers' output."),
+        typer.Option(
+            "--dir",
+            metavar="FOLDER",
+            help="Keep the journal (run/) and the workers' output there; the journal of an earlier "
+            "probe is set aside (run.1/, run.2/, ...).",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -143,12 +154,16 @@ def run(
 
     One node trains data-parallel replicas, several a pipeline of replicas. SIGTERM or Ctrl-C ends
     it within seconds, with what was found until then. Exit code: 0 ran (healthy or not) or was
-    preempted, 1 it could not. Needs torch; culprits are proved in pauses of a second or two.
+    preempted, 1 it could not, or too little of it was seen. Needs torch; culprits are proved in
+    pauses of a second or two.
     """
     from failslow.probe.fleet import fleet_reference, load_history
-    from failslow.probe.run import Stop, run_probe
+    from failslow.probe.run import run_probe
+    from failslow.probe.signals import Stop
+    from failslow.runtime.security import load_token
 
     _need_torch()
+    load_token()  # one that is set and too short would be refused by all that watches
     count, place = _place(nodes, node_rank, rendezvous, os.environ)
     spec = _spec(
         probe_id=probe_id or _made_up(place, os.environ),
@@ -201,6 +216,11 @@ def _spec(
         raise ConfigError(
             f"--duration {duration_s:g} is too short to tell anything; give at least "
             f"{_FEWEST_S:g} seconds"
+        )
+    if iterations is not None and iterations < _FEWEST_ITERATIONS:
+        raise ConfigError(
+            f"--iterations {iterations} are too few to tell anything; give at least "
+            f"{_FEWEST_ITERATIONS}"
         )
     try:
         return ProbeSpec(
@@ -272,9 +292,9 @@ def _meeting(rendezvous: str | None, environ: Mapping[str, str]) -> tuple[str, i
 
 
 def _first_host(names: str) -> str:
-    """Of Slurm's list: "gpu[017-020,031],x1" is gpu017."""
-    found = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?", names)
-    return "".join(filter(None, found.groups())) if found else names
+    """Of Slurm's list: "gpu[017-020,031],x1" is gpu017, "rack[1-2]n[3-4]-ib0" is rack1n3-ib0."""
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", names)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else names
 
 
 def _made_up(place: Place, environ: Mapping[str, str]) -> str:
@@ -346,7 +366,6 @@ def _bar(spec: ProbeSpec, *, enabled: bool) -> Iterator[Callable[[Progress], Non
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
@@ -356,7 +375,7 @@ def _bar(spec: ProbeSpec, *, enabled: bool) -> Iterator[Callable[[Progress], Non
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
+        console=stderr_console(),
         transient=True,
     ) as bar:
         task = bar.add_task("starting", total=spec.duration_s)

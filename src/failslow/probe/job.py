@@ -16,11 +16,15 @@ keeps the iterations of four workers on two cores alike: noise costs more than a
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +64,12 @@ _MODEL = {
 _MICROBATCHES = {"cpu": 2, "gpu": 4}
 """Of a replica."""
 _STEPS = 100_000_000
+_SPARE_S = 180.0
+"""Training goes on for so long beyond its time when nobody ends it."""
 _LAST_BYTES = 4096
+_STEP = re.compile(r"^step +(\d+) ", re.MULTILINE)
+_LINGER_S = 10.0
+"""The controller of a probe before, which was killed, may write for so long."""
 
 
 class Grid(NamedTuple):
@@ -120,7 +129,11 @@ class ProbeJob:
     @property
     def journal(self) -> Path:
         """Of the watching; only the node of rank 0 has one."""
-        return self.folder / "run" / "journal.jsonl"
+        return self._run / "journal.jsonl"
+
+    @property
+    def _run(self) -> Path:
+        return self.folder / "run"
 
     @property
     def ranks(self) -> range:
@@ -135,6 +148,8 @@ class ProbeJob:
 
     def __enter__(self) -> ProbeJob:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.place.node_rank == 0:
+            _set_aside(self._run, self.journal)
         training = [str(train_script()), *self._arguments()]
         common = self._variables()
         for local, rank in enumerate(self.ranks):
@@ -205,6 +220,19 @@ class ProbeJob:
         said = [line for line in lines if line]
         return f"its last words: {said[-1][:300]}" if said else "its workers said nothing"
 
+    @property
+    def steps(self) -> int:
+        """That rank 0 says it trained, to ten; 0 on other nodes, where nobody says so."""
+        found = [n for log in self._logs[:1] for n in _STEP.findall(_tail(log))]
+        return int(found[-1]) + 1 if found else 0
+
+    @property
+    def watchers_words(self) -> str:
+        """The last line of what agents and controller say."""
+        said = [line.strip() for line in _tail(self._run / "runtime.log").splitlines()]
+        last = next((line for line in reversed(said) if line), "")
+        return f"run/runtime.log: {last[:300]}" if last else "run/runtime.log says nothing"
+
     def tell(self) -> None:
         """Ask training to end after the step it is at, on all nodes."""
         self._send(signal.SIGTERM)
@@ -226,7 +254,9 @@ class ProbeJob:
             *("--tp", str(grid.tp), "--pp", str(grid.pp), "--dp", str(grid.dp)),
             *_MODEL[spec.preset],
             *("--micro-batches", str(_MICROBATCHES[spec.preset] * grid.dp)),
-            *("--steps", str(spec.iterations or _STEPS), "--seconds", f"{spec.duration_s:g}"),
+            *("--steps", str(spec.iterations or _STEPS)),
+            # whoever watches ends it in time, by when it first saw an iteration
+            *("--seconds", f"{spec.duration_s + _SPARE_S:g}"),
             *("--seed", str(spec.seed)),
         ]
 
@@ -268,6 +298,43 @@ _LAUNCHERS = frozenset(
     }
 )
 """Of whatever started us: they would tell the workers that they are its own."""
+
+
+def _set_aside(run: Path, journal: Path) -> None:
+    """Keep what watched an earlier probe of this folder: `run` becomes `run.1`, `run.2`, ...
+
+    Raises ProbeError where that cannot be, or another probe still writes there.
+    """
+    deadline_s = time.monotonic() + _LINGER_S
+    while _is_written(journal):
+        if time.monotonic() > deadline_s:
+            raise ProbeError(
+                f"{journal}: another probe writes there; wait until it has ended, or give this "
+                "one another --dir"
+            )
+        time.sleep(0.1)
+    if not run.exists():
+        return
+    number = next(n for n in itertools.count(1) if not run.with_name(f"{run.name}.{n}").exists())
+    try:
+        run.rename(run.with_name(f"{run.name}.{number}"))
+    except OSError as error:
+        raise ProbeError(
+            f"{run}: what an earlier probe left cannot be set aside: {error.strerror or error}; "
+            "give this one another --dir"
+        ) from None
+
+
+def _is_written(journal: Path) -> bool:
+    """Whether somebody holds it; False where a file system cannot tell."""
+    try:
+        with journal.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _tail(path: Path) -> str:

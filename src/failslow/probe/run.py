@@ -8,18 +8,20 @@ In: a `ProbeSpec`, the node's place in it, the fleet's history. Out: on the node
 
 SIGTERM (a scheduler takes the nodes back) or Ctrl-C asks all workers of all nodes to end after the
 step they are at, and kills them where that takes too long; a second one kills at once.
+
+The probe's time counts from the first iteration that is seen: one of which nothing is seen, as its
+agents get no core, has measured nothing, and has failed.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from failslow.config import DetectConfig
@@ -29,16 +31,18 @@ from failslow.probe.fleet import FleetReference, fleet_reference
 from failslow.probe.job import Place, ProbeJob
 from failslow.probe.reading import Ending, devices_of, read_result
 from failslow.probe.result import ProbeResult, ProbeSpec, ProbeState
-from failslow.probe.signals import handled
+from failslow.probe.signals import Stop
 from failslow.records import Episode, StepSample, Verdict
 from failslow.runtime.rendezvous import node_name
 
-__all__ = ["Progress", "Stop", "run_probe"]
+__all__ = ["Progress", "run_probe"]
 
 _HEALTHY_VARIABLE = "FAILSLOW_DETECT_HEALTHY_ITERATION_S"
 _LOOK_S = 0.1
 _START_S = 180.0
 """To the first iteration, on a machine as busy as may be."""
+_UNSEEN_S, _UNSEEN_STEPS = 60.0, 10
+"""Training that has come so far, and of which nothing is seen for so long, is watched by nobody."""
 _OVERTIME_S = 30.0
 """Beyond its time training is taken to hang."""
 _LEAVE_S = 3.0
@@ -49,29 +53,6 @@ at most."""
 _JOURNAL_S = 10.0
 _JOURNAL_SOON_S = 1.5
 """The controller's last lines are waited for so long; when there is no time, so long."""
-
-
-class Stop:
-    """Whether, and how urgently, the probe is to end."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.number: int | None = None
-        """The last signal."""
-
-    def __call__(self, number: int, _frame: object = None) -> None:
-        """A signal came. A terminal that goes may send SIGHUP more than once: that is no hurry."""
-        if number != signal.SIGHUP or self.count == 0:
-            self.count += 1
-            self.number = number
-
-    @classmethod
-    @contextmanager
-    def on_signals(cls) -> Iterator[Stop]:
-        """SIGTERM, SIGINT and SIGHUP count, until the block is left."""
-        stop = cls()
-        with handled(stop):
-            yield stop
 
 
 @dataclass(slots=True)
@@ -110,7 +91,8 @@ def run_probe(
     known = _known(fleet_reference(spec, history))
     environ = {**known, **environ, "FAILSLOW_NODE": name}
     with ProbeJob(spec, place, folder, environ) as job:
-        state, error = _Watch(job, stop, show).run()
+        watch = _Watch(job, stop, show)
+        state, error = watch.run()
     end_t = time.time()
     soon = state != "done"
     entries: list[JournalEntry] = []
@@ -120,7 +102,19 @@ def run_probe(
             _await_journal(job.journal, _JOURNAL_SOON_S if soon else _JOURNAL_S, stop)
         entries = _entries(job.journal)
     ending = Ending(begin_t=begin_t, end_t=end_t, state=state, error=error, node=name)
-    return _read(entries, spec, ending, history)
+    result = _read(entries, spec, ending, history)
+    if place.node_rank == 0 and state == "done" and not result.trained_s:
+        return replace(result, state="failed", error=_unseen_text(result.iterations, job, watch))
+    return result
+
+
+def _unseen_text(iterations: int, job: ProbeJob, watch: _Watch) -> str:
+    """Of training that ended by itself: why nothing can be said of it."""
+    seen = f"only {iterations} iterations were" if iterations else "nothing was"
+    why = "that is too few to tell anything; give a longer --duration"
+    if job.steps > max(_UNSEEN_STEPS, 2 * iterations):
+        why = f"agent or controller got no core ({job.watchers_words})"
+    return f"trained {watch.trained_s:.0f} s, but {seen} seen: {why}"
 
 
 def _known(fleet: FleetReference | None) -> dict[str, str]:
@@ -169,7 +163,17 @@ class _Watch:
         self._job, self._stop, self._show = job, stop, show
         self._tail = _Tail(job.journal)
         self._begin_s = time.monotonic()
+        self._trains_since_s: float | None = None
+        """By what its workers say, or by what is seen of it."""
         self._told_s: float | None = None
+        self._is_over = False
+        """Its time is."""
+
+    @property
+    def trained_s(self) -> float:
+        """By now."""
+        since_s = self._trains_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def run(self) -> tuple[ProbeState, str]:
         """(state, error) once no worker runs any more."""
@@ -186,13 +190,13 @@ class _Watch:
             while self._stop.count == 0 and time.monotonic() < deadline_s:
                 time.sleep(_LOOK_S)
         self._job.kill()
-        if self._stop.count or self._job.reason == "told":
+        if self._stop.count or (self._job.reason == "told" and not self._is_over):
             return "preempted", ""
         return "failed", error
 
     def _look(self, now_s: float) -> tuple[ProbeState, str] | None:
-        self._tail.read()
-        spec, told = self._job.spec, self._tail.progress
+        self._tail.read(now_s)
+        told = self._tail.progress
         self._show(told)
         if self._stop.count >= 2 or (self._told_s is not None and now_s - self._told_s > _LEAVE_S):
             self._job.kill()
@@ -201,21 +205,43 @@ class _Watch:
             self._told_s = now_s
             self._job.tell()
             told.note = "told to end"
-        is_first = self._job.place.node_rank == 0
-        if is_first and not self._tail.progress.iterations and now_s - self._begin_s > _START_S:
+        error = self._fault(now_s)
+        if error:
             self._job.kill()
-            return "failed", f"no iteration within {_START_S:.0f} s; {self._job.last_words}"
-        if now_s - self._begin_s > _START_S + spec.duration_s + _OVERTIME_S or (
-            is_first and told.train_s > spec.duration_s + _OVERTIME_S
-        ):
-            self._job.kill()
-            return "failed", f"training did not end within {spec.duration_s:g} s; it hangs"
+            return "failed", error
         return None
+
+    def _fault(self, now_s: float) -> str:
+        """Why it is to be given up; ends it when its time is over."""
+        duration_s, seen_s = self._job.spec.duration_s, self._tail.seen_s
+        if self._job.place.node_rank:
+            hangs = now_s - self._begin_s > _START_S + duration_s + _OVERTIME_S
+        elif seen_s is None:
+            return self._unseen(now_s)
+        else:
+            self._trains_since_s = self._trains_since_s or seen_s
+            hangs = now_s - seen_s > duration_s + _OVERTIME_S
+            if now_s - seen_s >= duration_s and not self._is_over and self._told_s is None:
+                self._is_over = True
+                self._job.tell()
+        return f"training did not end within {duration_s:g} s; it hangs" if hangs else ""
+
+    def _unseen(self, now_s: float) -> str:
+        """Why it is to be given up while nothing of it is seen."""
+        steps = self._job.steps
+        if steps and self._trains_since_s is None:
+            self._trains_since_s = now_s
+        waited_s = now_s - (self._trains_since_s or now_s)
+        if waited_s > _UNSEEN_S and steps > _UNSEEN_STEPS:
+            return _unseen_text(0, self._job, self)
+        if now_s - self._begin_s > _START_S:
+            return f"no iteration within {_START_S:.0f} s; {self._job.last_words}"
+        return ""
 
     def _ended(self) -> tuple[ProbeState, str]:
         """All workers have, by themselves."""
         reason = self._job.reason
-        is_done = reason in ("time", "steps") or not (reason or self._stop.count)
+        is_done = self._is_over or reason in ("time", "steps") or not (reason or self._stop.count)
         return ("done" if is_done else "preempted"), ""
 
 
@@ -225,13 +251,17 @@ class _Tail:
     def __init__(self, path: Path) -> None:
         self._journal = GrowingJournal(path)
         self._first_t: float | None = None
+        self.seen_s: float | None = None
+        """When the first iteration was seen here, by a clock that nobody sets."""
         self.progress = Progress()
 
-    def read(self) -> None:
+    def read(self, now_s: float) -> None:
         """Take the entries that are new."""
         with suppress(JournalError):  # no progress to show
             for entry in self._journal.refresh():
                 self._take(entry)
+        if self.seen_s is None and self.progress.iterations:
+            self.seen_s = now_s
 
     def _take(self, entry: JournalEntry) -> None:
         record, told = entry.record, self.progress

@@ -14,7 +14,6 @@ campaign goes on where this one was. A second signal kills.
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from failslow.errors import ConfigError, ProbeError
 from failslow.probe.campaign import Campaign, Ending, Halt, Over, Start, Step, Tally, Wait
 from failslow.probe.executors.base import Executor, Job
 from failslow.probe.result import Preset, ProbeResult, ProbeSpec, check_duration
-from failslow.probe.signals import handled
+from failslow.probe.signals import Stop, handled
 from failslow.probe.store import StoreWriter
 from failslow.probe.store_parts import ProbeRecord
 
@@ -93,9 +92,12 @@ class CampaignStop:
     """Whether the campaign is to end: told by a signal, or by `now`."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.number: int | None = None
+        self._event, self._signals = threading.Event(), Stop()
+
+    @property
+    def number(self) -> int | None:
         """The last signal."""
+        return self._signals.number
 
     @property
     def is_told(self) -> bool:
@@ -111,12 +113,10 @@ class CampaignStop:
         self._event.wait(seconds)
 
     def _told(self, number: int, _frame: object) -> None:
-        # a terminal that goes may send SIGHUP more than once: that is no hurry
-        second = self.number is not None and number != signal.SIGHUP
-        if self.number is None or second:
-            self.number = number
+        before = self._signals.count
+        self._signals(number)
         self._event.set()
-        if second:
+        if self._signals.count > max(before, 1):
             raise KeyboardInterrupt
 
     @classmethod
