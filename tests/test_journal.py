@@ -308,12 +308,43 @@ def test_a_full_disk_is_counted_and_outlived(path: Path) -> None:
     assert read_journal(path).skipped == 0
 
 
-def test_a_writer_of_a_full_device_never_raises(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.symlink_to("/dev/full")
+def test_a_writer_of_a_full_device_never_raises(path: Path, monkeypatch: Any) -> None:
+    full = lambda _, flags: os.open("/dev/full", flags)  # noqa: E731
+    monkeypatch.setattr("failslow.journal.writer.open_own", full)
     writer = JournalWriter(path)
     assert not writer.append(sample(1), t=T)
     assert "No space left" in writer.health.last_error
+
+
+def test_what_others_planted_is_not_written_to(path: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("as it was\n")
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(victim)
+    writer = JournalWriter(path)
+    assert not writer.append(sample(1), t=T)
+    assert "is no regular file; remove it" in writer.health.last_error
+    path.unlink()
+    os.mkfifo(path)  # nobody reads it: opening it as usual would never return
+    assert not writer.append(sample(2), t=T)
+    path.unlink()
+    assert writer.append(sample(3), t=T)
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")  # while it is written
+    assert not writer.append(sample(4), t=T)
+    assert victim.read_text() == "as it was\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files another's")
+def test_a_file_of_another_user_is_refused(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    os.chown(path, 12345, 12345)
+    writer = JournalWriter(path)
+    assert not writer.append(sample(1), t=T)
+    assert "owned by user 12345, not 0" in writer.health.last_error
+    assert not path.read_bytes()
+    assert list(path.parent.glob(".owner*")) == []
 
 
 def test_a_folder_that_cannot_be_made_never_raises(tmp_path: Path) -> None:

@@ -222,6 +222,13 @@ def test_workers_agree_on_the_name_of_their_job(environ: dict[str, str], name: s
     assert job_name(environ) == name
 
 
+def test_long_names_that_differ_at_their_end_stay_two() -> None:
+    one, two = (job_name({"TORCHELASTIC_RUN_ID": "x" * 99 + end}) for end in "ab")
+    assert one != two
+    assert len(one) == len(two) == 80
+    assert job_name({"TORCHELASTIC_RUN_ID": "x" * 80}) == "x" * 80
+
+
 def test_the_start_of_a_process_is_known_only_while_it_lives() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert process_start_ticks(process.pid) is not None

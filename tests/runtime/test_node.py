@@ -26,7 +26,7 @@ from failslow.runtime.agent import Agent
 from failslow.runtime.bus import Bus
 from failslow.runtime.controller import Controller, SteadyClock, read_tail
 from failslow.runtime.duties import Duty
-from failslow.runtime.launch import launch
+from failslow.runtime.launch import _Supervisor, launch
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import NodeWatch
 from failslow.runtime.supervise import worker_lives
@@ -348,9 +348,20 @@ def test_a_launch_takes_no_time_and_leaves_the_trainer_no_child(tmp_path: Path) 
         assert modules == []
         lock = tmp_path / f"failslow-{os.getuid()}-launched.run" / "controller.lock"
         until(lambda: lock.exists() and lock.read_text(), 60.0)
+        first_taken = Path(f"/proc/{int(lock.read_text())}/oom_score_adj")
+        assert first_taken.read_text() == "1000\n", "where memory runs out, not a trainer"
         until((tmp_path / "failslow-runs" / "launched" / "journal.jsonl").exists, 60.0)
         process.communicate("")
     until(lambda: not lock.exists(), 60.0)  # all ended with the worker
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands of the supervisors that would have been started."""
+    monkeypatch.delenv("FAILSLOW_AGENT", raising=False)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(_Supervisor, "start", lambda self: commands.append([*self.command]))
+    return commands
 
 
 @pytest.mark.parametrize(
@@ -358,7 +369,7 @@ def test_a_launch_takes_no_time_and_leaves_the_trainer_no_child(tmp_path: Path) 
     [
         {"LOCAL_RANK": "1"},
         {"FAILSLOW_AGENT": "0"},
-        {"FAILSLOW_LAUNCHED": "1"},
+        {"FAILSLOW_LAUNCHED": "local-0"},
     ],
 )
 def test_only_the_first_worker_of_a_node_launches(
@@ -367,3 +378,46 @@ def test_only_the_first_worker_of_a_node_launches(
     environ = {"RANK": "1", "FAILSLOW_CAPTURE_FOLDER": str(tmp_path), **variables}
     assert not launch(environ)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_started_from_a_worker_of_another_one_launches_its_own(
+    tmp_path: Path, started: list[list[str]]
+) -> None:
+    environ = {
+        "RANK": "0",
+        "MASTER_PORT": "29500",
+        "FAILSLOW_CAPTURE_FOLDER": str(tmp_path),
+        "FAILSLOW_DIR": str(tmp_path / "runs" / "train"),
+    }
+    assert launch(environ)
+    assert not launch(environ), "a child of the worker"
+    inner = {**environ, "MASTER_PORT": "29501"}  # as torchrun gives its workers
+    assert launch(inner)
+    assert not launch(inner)
+    assert len(started) == 2
+    journals = sorted(str(path.read_text()) for path in tmp_path.glob("*.run/journal"))
+    outer = tmp_path / "runs" / "train"
+    assert journals == [str(outer), str(outer / "local-29501")]
+
+
+@pytest.mark.parametrize(
+    ("variables", "launches"),
+    [
+        ({"RANK": "0", "MASTER_ADDR": "localhost"}, (True, True)),
+        ({"RANK": "2", "MASTER_ADDR": "localhost"}, (False, False)),  # rank 0 is here too
+        ({"RANK": "2", "MASTER_ADDR": "10.0.0.1"}, (True, False)),
+        ({"RANK": "0", "MASTER_ADDR": "10.0.0.1"}, (True, True)),  # the controller is its own
+        ({"RANK": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}, (False, False)),
+    ],
+)
+def test_of_workers_nobody_numbered_on_their_node_one_launches(
+    variables: dict[str, str],
+    launches: tuple[bool, bool],
+    tmp_path: Path,
+    started: list[list[str]],
+) -> None:
+    environ = {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path), **variables}
+    alone = launch(dict(environ), joined=True)
+    again = launch(dict(environ), joined=True)  # its lock is held: another worker's
+    assert (alone is not None, again is not None) == launches
+    assert all(("--controller" in command) == (variables["RANK"] == "0") for command in started)

@@ -130,6 +130,33 @@ def test_a_number_whose_writer_died_is_skipped(
     reader.close()
 
 
+@pytest.mark.parametrize(
+    ("taken", "grace_s"),
+    [(7, 0.5), (10**6, 60.0)],
+    ids=["one grace for all of them", "no grace for more than a topic holds"],
+)
+def test_numbers_that_nobody_writes_blind_no_reader(
+    server: TcpStoreServer, monkeypatch: pytest.MonkeyPatch, taken: int, grace_s: float
+) -> None:
+    monkeypatch.setattr(tcpstore, "_HOLE_GRACE_S", grace_s)
+    sender, reader = from_url(server.url), from_url(server.url)
+    sender.publish("steps", b"before")
+    assert reader.poll("steps", timeout_s=20) == [b"before"]
+    port = int(server.url.rpartition(":")[2])
+    stranger = tcpstore._tcp_store(host_name="127.0.0.1", port=port, is_master=False)
+    stranger.add("steps/head", taken)
+    assert reader.poll("steps", timeout_s=0.3) == []  # it has seen the head
+    sender.publish("steps", b"after")
+    assert reader.poll("steps", timeout_s=2.5) == [b"after"]
+    stranger.add("steps/head", 1)  # a later one has a grace of its own
+    sender.publish("steps", b"last")
+    if grace_s < 1:
+        assert reader.poll("steps", timeout_s=0.1) == []
+        assert reader.poll("steps", timeout_s=20) == [b"last"]
+    sender.close()
+    reader.close()
+
+
 def test_a_stopped_server_costs_threads_only_while_it_is_stopped(process: ProcessServer) -> None:
     transport = from_url(process.url, Limits(interval_s=0.02, stall_s=0.3, connect_s=0.3))
     transport.publish("steps", b"0")

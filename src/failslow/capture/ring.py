@@ -23,11 +23,13 @@ import re
 import socket
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from failslow.capture import layout
+from failslow.capture.origin import Origin, process_start_ticks
 from failslow.errors import CaptureError
 from failslow.mailbox import MAILBOX_BYTES, mail_path
 
@@ -39,6 +41,7 @@ __all__ = [
     "find_rings",
     "job_name",
     "process_start_ticks",
+    "read_about",
     "remove_stale",
     "ring_bytes",
     "ring_capacity",
@@ -53,6 +56,7 @@ GROUPS_CAPACITY = 256 * 1024
 _SHM = Path("/dev/shm")
 _LONGEST = 200
 """Characters kept of a variable of the environment."""
+_LONGEST_NAME = 80
 _SPARED = 10
 """Rings take at most this part of what is free there."""
 Append = Callable[
@@ -67,12 +71,17 @@ _NAME = re.compile(r"failslow-(?P<uid>\d+)-(?P<job>.+)-r(?P<rank>\d+)-p(?P<pid>\
 def job_name(environ: Mapping[str, str] = os.environ) -> str:
     """FAILSLOW_JOB, else the elastic run's id, else the rendezvous address; safe in a file name.
 
-    Workers of one job agree on it without talking, and no two jobs of a machine share it.
+    Workers of one job agree on it without talking. Jobs of one name are told apart by `Origin`.
     """
     name = environ.get("FAILSLOW_JOB") or environ.get("TORCHELASTIC_RUN_ID") or ""
     if name in ("", "none"):  # torchrun's own default run id is "none"
         name = f"{environ.get('MASTER_ADDR', 'local')}-{environ.get('MASTER_PORT', '0')}"
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80]
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+    if len(safe) <= _LONGEST_NAME:
+        return safe
+    # names that long often differ at their end alone
+    rest = f"-{zlib.crc32(name.encode(errors='surrogateescape')):08x}"
+    return safe[: _LONGEST_NAME - len(rest)] + rest
 
 
 def ring_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
@@ -120,20 +129,6 @@ def ring_capacity(environ: Mapping[str, str] = os.environ) -> int:
     return int(text)
 
 
-def process_start_ticks(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None when there is no such process.
-
-    A pid is used again, a pid with its start time is not. A zombie counts as gone.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        # the name before it may hold anything, half a character too: the kernel cuts it at 15 bytes
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        return None if fields[0] in b"ZXx" else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def find_rings(job: str | None = None, environ: Mapping[str, str] = os.environ) -> list[Path]:
     """This user's rings (of `job`, or all), ordered by name."""
     return sorted(
@@ -178,14 +173,28 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, re.Match[str
 def _alive(head: bytes, pid: int) -> bool:
     if head[:8] != layout.MAGIC:  # unfinished: its maker is at it, or died at it
         return process_start_ticks(pid) is not None
-    size = layout.HEADER.unpack_from(head)[6]
-    start = layout.DESCRIPTION_OFFSET
-    about = json.loads(head[start : start + size])
+    about = _about(head)
     if about["boot_id"] != _boot_id():
         return False
     if about["pid_namespace"] != _pid_namespace():
         return True
     return bool(process_start_ticks(pid) == about["pid_start_ticks"])
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a ring says of its worker, without mapping it; nothing where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        head = file.read(layout.GROUPS_OFFSET)
+        if head[:8] == layout.MAGIC and len(head) == layout.GROUPS_OFFSET:
+            return _about(head)
+    return {}
+
+
+def _about(head: bytes) -> dict[str, Any]:
+    size = layout.HEADER.unpack_from(head)[6]
+    start = layout.DESCRIPTION_OFFSET
+    about: dict[str, Any] = json.loads(head[start : start + size])
+    return about
 
 
 def _boot_id() -> str:
@@ -244,6 +253,7 @@ class RingWriter:
             "rank": rank,
             "world_size": world_size,
             "host": socket.gethostname(),
+            "origin": Origin.of(environ).text,
             # what its collectives go through and along, as far as its environment tells
             "gloo_interface": environ.get("GLOO_SOCKET_IFNAME", "")[:_LONGEST],
             "nccl_algorithms": environ.get("NCCL_ALGO", "")[:_LONGEST],

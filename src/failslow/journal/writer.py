@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from failslow.errors import JournalError
+from failslow.errors import FailslowError, JournalError
 from failslow.journal.codec import encode_entry, rotated_path
+from failslow.ownfiles import open_own
 
 __all__ = ["JournalHealth", "JournalWriter"]
 
@@ -74,7 +75,7 @@ class JournalWriter:
         with self._lock:
             try:
                 self._write(encode_entry(record, t=t, kind=kind, **tags), t)
-            except (OSError, JournalError) as error:
+            except (OSError, FailslowError) as error:
                 self._dropped += 1
                 self._last_error = str(error)
                 return False
@@ -116,14 +117,14 @@ class JournalWriter:
     def _is_in_place(self, file: int) -> bool:
         """Whether `path` still is the file we hold: somebody may have moved or deleted it."""
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(file))
+            return os.path.samestat(os.lstat(self.path), os.fstat(file))
         except OSError:
             return False
 
     def _open(self) -> int:
         self._close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = open_own(self.path, os.O_RDWR | os.O_APPEND)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,5 +146,5 @@ class JournalWriter:
     def _rotate(self) -> None:
         for number in range(self._keep - 1, -1, -1):
             older = rotated_path(self.path, number)
-            if older.exists():
+            if os.path.lexists(older):
                 older.replace(rotated_path(self.path, number + 1))

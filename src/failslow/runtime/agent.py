@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from failslow.capture.ring import find_rings, remove_stale
+from failslow.capture.origin import worker_lives
+from failslow.capture.ring import remove_stale
 from failslow.config import RuntimeConfig, TelemetryConfig, TrackConfig, load_config
 from failslow.errors import FailslowError, JournalError
 from failslow.journal import JournalWriter, decode_entry
@@ -38,7 +39,8 @@ from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import Follower, NodeWatch
 from failslow.runtime.rendezvous import Meeting, meeting, node_name
-from failslow.runtime.supervise import StepBack, worker_lives
+from failslow.runtime.rings import OwnRings
+from failslow.runtime.supervise import StepBack
 from failslow.runtime.transport import Endpoint, from_url
 from failslow.runtime.wire import (
     AGENTS,
@@ -221,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runtime = load_config("runtime", RuntimeConfig, environ=environ)
         track = load_config("track", TrackConfig, environ=environ)
         telemetry = load_config("telemetry", TelemetryConfig, environ=environ)
-        folder = RunFolder(job, environ)
+        folder = RunFolder.given(environ)
         meet = meeting(job, environ)
         token = folder.token()
     except FailslowError as error:
@@ -232,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch = NodeWatch(
         node=node,
         session=session,
-        find=partial(find_rings, job, environ),
+        find=OwnRings.given(environ),
         config=track,
         say=_say,
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from failslow.capture.origin import worker_lives
 from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig, load_config
 from failslow.errors import (
     ConfigError,
@@ -46,7 +47,7 @@ from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import Meeting, is_loopback, meeting
 from failslow.runtime.restart import RESTARTED
 from failslow.runtime.slurm import Allocation, advised, read_allocation
-from failslow.runtime.supervise import StepBack, worker_lives
+from failslow.runtime.supervise import StepBack
 from failslow.runtime.transport import Endpoint, from_url
 from failslow.runtime.wire import AGENTS, NEWS, ORDERS, decode, encode_order
 
@@ -229,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         decide = load_config("decide", DecideConfig, arguments=mode, environ=environ)
         localize = load_config("localize", LocalizeConfig, environ=environ)
         allocation = _allocation(environ)
-        folder = RunFolder(job, environ)
+        folder = RunFolder.given(environ)
         meet = meeting(job, environ)
         token = folder.token()
         server, url = _open_bus(meet, folder)

@@ -8,6 +8,7 @@ temporary folder), mode 0700, with
     address                              where the controller of a single node serves
     token                                the job token, when FAILSLOW_TOKEN is not set
     journal                              the folder of the job's journal
+    claims                               who uses it: see `claim.py`
     room                                 nothing: that files could be written here
 """
 
@@ -18,16 +19,20 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from failslow.capture.ring import ring_folders
 from failslow.errors import ConfigError
+from failslow.runtime.claim import Claim, dump_claims, parse_claims
 from failslow.runtime.security import load_token
 
 __all__ = ["RunFolder"]
 
-_ROOM = "room"
+_ROOM, _CLAIMS = "room", "claims"
+_CLAIM_S = 0.5
+"""What a trainer waits for others that enter the folder."""
 _ROOM_BYTES = 32 * 1024
 """What the files of a run folder may need: a page each."""
 
@@ -39,7 +44,7 @@ class RunFolder:
     """
 
     def __init__(self, job: str, environ: Mapping[str, str]) -> None:
-        self._environ = environ
+        self.name, self._environ = job, environ
         reasons = []
         paths = [parent / f"failslow-{os.getuid()}-{job}.run" for parent in ring_folders(environ)]
         # one that is in use stays in use, whatever has become full or empty since
@@ -59,6 +64,51 @@ class RunFolder:
             f"no folder for the job's agent: {'; '.join(reasons)}; name another one in "
             "FAILSLOW_CAPTURE_FOLDER"
         )
+
+    @classmethod
+    def given(cls, environ: Mapping[str, str]) -> RunFolder:
+        """The one that the worker which started this process has chosen."""
+        return cls(environ.get("FAILSLOW_RUN") or environ["FAILSLOW_JOB"], environ)
+
+    def enter(self, mine: Claim) -> list[Claim]:
+        """Claim it; those who have it, if they live and are of another start of a job.
+
+        Where claims cannot be kept the folder is as good as free.
+        """
+        handle, deadline_s = None, time.monotonic() + _CLAIM_S
+        try:
+            while (handle := self.lock(_CLAIMS)) is None:
+                if time.monotonic() > deadline_s:
+                    return []
+                time.sleep(0.005)
+            living = [claim for claim in self.claims() if self._lives(claim)]
+            if living and not any(claim.shares(mine) for claim in living):
+                return living
+            others = [claim for claim in living if claim.worker != mine.worker]
+            self.write(_CLAIMS, dump_claims([*others, mine]))
+        except OSError:
+            pass
+        finally:
+            if handle is not None:
+                os.close(handle)
+        return []
+
+    def claims(self) -> list[Claim]:
+        """All that are there, of the dead too."""
+        return parse_claims(self.read(_CLAIMS) or "")
+
+    def _lives(self, claim: Claim) -> bool:
+        """Whether its worker does; of one in another container, whether anybody is here."""
+        if claim.is_near:
+            return claim.lives
+        for path in self.path.glob("*.lock"):
+            if path.stem == _CLAIMS:
+                continue
+            handle = self.lock(path.stem)
+            if handle is None:
+                return True
+            os.close(handle)
+        return False
 
     def _try_room(self) -> None:
         """Raises OSError where files can be made and not filled, as on a full tmpfs."""
@@ -119,8 +169,9 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def tidy(self) -> bool:
-        """Remove it if nobody holds one of its locks; whether it is gone."""
+    def tidy(self, leaving: str = "") -> bool:
+        """Remove it if nobody holds one of its locks, or has claimed it and lives; whether it is
+        gone. leaving: a worker whose claim no longer counts."""
         held: list[int] = []
         try:
             for path in self.path.glob("*.lock"):
@@ -128,6 +179,8 @@ class RunFolder:
                 if handle is None:
                     return False
                 held.append(handle)
+            if any(c.is_near and c.lives for c in self.claims() if c.worker != leaving):
+                return False  # its supervisor is about to come
             # while all locks are ours nobody relies on what is in it
             for path in self.path.iterdir():
                 path.unlink(missing_ok=True)

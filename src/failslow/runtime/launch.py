@@ -11,23 +11,33 @@ The trainer is never forked in Python: one `sh` is spawned, which leaves the sup
 and ends, within milliseconds; nothing of it is left for the trainer to wait for. FAILSLOW_AGENT=0
 keeps it from happening. Where the supervisor is killed, the worker that started it starts it again
 (`Keeper`, called now and then at an optimizer's step).
+
+Workers that no launcher numbered on their node (`mp.spawn`) agree which of them does it; rank 0
+does in any case, as the controller is its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from failslow.capture.ring import job_name, process_start_ticks
-from failslow.errors import FailslowError
+from failslow.capture.origin import Origin, process_identity
+from failslow.capture.ring import job_name
+from failslow.errors import ConfigError, FailslowError
+from failslow.ownfiles import check_folder, open_own
+from failslow.runtime.claim import Claim, pid_namespace
 from failslow.runtime.folder import RunFolder
+from failslow.runtime.rendezvous import is_loopback, is_single_node, node_name
+from failslow.saying import say
 
 __all__ = ["Keeper", "launch", "run_dir"]
 
@@ -36,6 +46,7 @@ _MARK = "FAILSLOW_LAUNCHED"
 _SPAWN_S = 5.0
 _FREE, _FREE_AT_FIRST = 2, 12
 """Looks in a row that find nobody before it is started again; at first, or just after that."""
+_MOST_OF_A_NAME = 16
 _PATHS = ("FAILSLOW_CONFIG", "FAILSLOW_CAPTURE_FOLDER", "FAILSLOW_DIR")
 
 
@@ -52,8 +63,8 @@ class _Supervisor:
             log: int = subprocess.DEVNULL
             with contextlib.suppress(OSError):  # a folder that cannot be written: no log
                 self.folder.mkdir(parents=True, exist_ok=True)
-                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                log = os.open(self.folder / "runtime.log", flags, 0o644)
+                check_folder(self.folder)
+                log = open_own(self.folder / "runtime.log", os.O_WRONLY | os.O_APPEND)
                 stack.callback(os.close, log)
             process = subprocess.Popen(
                 # the shell ends at once and init adopts the supervisor: the trainer, which may
@@ -109,8 +120,6 @@ class Keeper:
     def _held(self) -> bool:
         """Whether a supervisor lives. An agent that outlives it can bring back no controller."""
         if self._lock is None:
-            from failslow.runtime.rendezvous import node_name
-
             self._lock = self._path / f"supervisor-{node_name(self._supervisor.environ)}.lock"
         try:
             handle = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -125,35 +134,102 @@ class Keeper:
         return False
 
 
-def launch(environ: MutableMapping[str, str] = os.environ) -> Keeper | None:
+def launch(
+    environ: MutableMapping[str, str] = os.environ, *, joined: bool = False
+) -> Keeper | None:
     """Start the supervisor if this worker is the one to do so; who looks after it, else None.
 
-    Raises FailslowError or OSError when it should be and cannot. Sets FAILSLOW_LAUNCHED, so that
-    no process started by the trainer does it again.
+    joined: it is known to be a worker as it joined a process group, whoever started it. Raises
+    FailslowError or OSError when it should be and cannot. Sets FAILSLOW_LAUNCHED to the job's
+    name, so that no process started by the trainer does it again, unless it is of another job.
     """
+    job, outer = job_name(environ), environ.get(_MARK)
     if (
         environ.get("LOCAL_RANK", "0") != "0"
         or environ.get("FAILSLOW_AGENT", "").lower() in _OFF
-        or environ.get(_MARK)
-        or multiprocessing.parent_process() is not None
+        or outer == job
+        or (not joined and multiprocessing.parent_process() is not None)
+        or (joined and not _is_its_own(job, environ))
     ):
         return None
-    environ[_MARK] = str(os.getpid())
-    job = job_name(environ)
-    folder = run_dir(job, environ)
-    run = RunFolder(job, environ)
+    if outer and environ.get("FAILSLOW_DIR"):  # that is the journal of the job around this one
+        environ["FAILSLOW_DIR"] = str(run_dir(job, environ) / job)
+    environ[_MARK] = job
+    origin = Origin.of(environ)
+    run, folder = _enter(job, origin, environ)
+    if run.name != job:
+        say(
+            f"another job called {job} runs here; this one is watched as {run.name}, its journal "
+            f"is in {folder}; set FAILSLOW_JOB to name it yourself"
+        )
     with contextlib.suppress(OSError):  # doctor will not find the job by its journal's folder
         run.write("journal", str(folder))
-    arguments = ["--worker", _identity(os.getpid()), "--launch", _launch_id(environ)]
+    worker = process_identity(os.getpid())
+    # of one start of the job: torchrun's process, which restarts workers, else this worker
+    started = origin.launcher if origin.elastic else worker
+    arguments = ["--worker", worker, "--launch", started]
     if environ.get("RANK", "0") == "0":
         arguments.append("--controller")
     supervisor = _Supervisor(
         command=(sys.executable, "-m", "failslow.runtime.supervise", *arguments),
         folder=folder,
-        environ=_environment(job, folder, environ),
+        environ=_environment(job, folder, environ)
+        | {"FAILSLOW_RUN": run.name, "FAILSLOW_ORIGIN": origin.text},
     )
-    supervisor.start()
+    try:
+        supervisor.start()
+    except Exception:
+        run.tidy(leaving=worker)
+        raise
     return Keeper(supervisor, run.path)
+
+
+def _is_its_own(job: str, environ: Mapping[str, str]) -> bool:
+    """Whether a worker whose launcher numbered none on its node is the one to start it.
+
+    Rank 0 is, and the first to come where rank 0 may be on another node: until it ends it holds
+    a name that the kernel gives to one process of a network namespace.
+    """
+    if "LOCAL_RANK" in environ:
+        return True
+    is_zero = environ.get("RANK", "0") == "0"
+    if not is_zero and is_loopback(environ.get("MASTER_ADDR", "")):
+        return False  # rank 0 is here too
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told = f"{os.getuid()} {job} {node_name(environ)} {Origin.of(environ).text}"
+    try:
+        holder.bind(f"\0failslow-{hashlib.sha256(told.encode()).hexdigest()}")
+    except OSError:
+        holder.close()
+        return is_zero
+    holder.detach()  # never closed
+    return True
+
+
+def _enter(job: str, origin: Origin, environ: Mapping[str, str]) -> tuple[RunFolder, Path]:
+    """The run folder and the journal's, both no other job's. Raises FailslowError."""
+    taken: set[str] = set()
+    for number in range(1, _MOST_OF_A_NAME + 1):
+        name = job if number == 1 else f"{job}-{number}"
+        run, folder = RunFolder(name, environ), run_dir(name, environ)
+        if str(folder) in taken:
+            folder = folder.with_name(f"{folder.name}-{number}")
+        mine = Claim(
+            job=job,
+            origin=origin.text,
+            worker=process_identity(os.getpid()),
+            node=node_name(environ),
+            several=not is_single_node(environ),
+            journal=str(folder),
+            namespace=pid_namespace(),
+        )
+        others = run.enter(mine)
+        if not others:
+            return run, folder
+        taken |= {claim.journal for claim in others}
+    raise ConfigError(
+        f"{_MOST_OF_A_NAME} other jobs called {job} run here; set FAILSLOW_JOB to another name"
+    )
 
 
 def run_dir(job: str, environ: Mapping[str, str]) -> Path:
@@ -185,12 +261,3 @@ def _environment(job: str, folder: Path, environ: Mapping[str, str]) -> dict[str
         "RES_OPTIONS": "timeout:1 attempts:1",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _identity(pid: int) -> str:
-    return f"{pid}-{process_start_ticks(pid) or 0}"
-
-
-def _launch_id(environ: Mapping[str, str]) -> str:
-    """Of one start of the job: torchrun's process, which restarts workers, else this worker."""
-    return _identity(os.getppid() if environ.get("TORCHELASTIC_RUN_ID") else os.getpid())

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from failslow.capture.builder import build_later
-from failslow.capture.ring import process_start_ticks
+from failslow.capture.origin import worker_lives
 from failslow.errors import FailslowError
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import node_name
@@ -117,10 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     environ = os.environ
     nice = _nice(environ)
     _spread(environ)
+    _offer()
     resting = nice <= os.getpriority(os.PRIO_PROCESS, 0)
     if resting:
         _give_way(nice)
-    folder = RunFolder(environ["FAILSLOW_JOB"], environ)
+    folder = RunFolder.given(environ)
     node, own = node_name(environ), None
     parts = [_Part("agent", f"agent-{node}")]
     if options.controller:
@@ -153,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
     if own is not None:
         os.close(own)  # or `tidy` takes us for somebody who needs the folder
-    folder.tidy()
+    folder.tidy(leaving=options.worker)
     return 0
 
 
@@ -172,12 +173,6 @@ def _end(processes: Iterable[subprocess.Popen[bytes] | None]) -> None:
     for process in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LEAVE_S)
-
-
-def worker_lives(identity: str) -> bool:
-    """Whether the process PID-TICKS is there."""
-    pid, _, ticks = identity.partition("-")
-    return process_start_ticks(int(pid)) == int(ticks)
 
 
 class StepBack:
@@ -263,6 +258,12 @@ def _spread(environ: Mapping[str, str]) -> None:
             _say(f"FAILSLOW_RUNTIME_CORES={wanted} is passed over: {error}")
     with contextlib.suppress(OSError):  # not all of them are ours: keep what was inherited
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def _offer() -> None:
+    """Where memory runs out the kernel shall take this and its parts, before any trainer."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _build(environ: Mapping[str, str]) -> None:

@@ -12,16 +12,18 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from failslow.capture.reader import RingReader
-from failslow.capture.ring import find_rings, ring_folders
+from failslow.capture.ring import ring_folders
 from failslow.errors import FailslowError
 from failslow.journal import read_journal
 from failslow.report import units
 from failslow.report.livejob import LiveJob, LiveState, Trouble
+from failslow.runtime.claim import parse_claims
 from failslow.runtime.doctor.base import Check, Status, read_text
+from failslow.runtime.rings import OwnRings
 from failslow.runtime.runs import RunPlace, find_run
 
 __all__ = ["part_lives", "run_folder", "running_checks"]
@@ -55,8 +57,10 @@ def running_checks(job: str, environ: Mapping[str, str], *, now_s: float) -> Ite
         yield _journal(seen)
     state = seen if isinstance(seen, LiveJob) else None
     ended = state is not None and state.phase == "ended"
-    rings = _open_rings(name, environ)
+    own = OwnRings.of_run(run_folder(name, environ), name, environ)
+    rings = _open_rings(own())
     yield _rings(rings, name, state)
+    yield from _namesakes(own, name, environ)
     here = bool(rings)
     yield from _parts(name, environ, place, watched=here and not ended, rank_0=0 in rings)
     for ring in rings.values():
@@ -143,10 +147,10 @@ def _journal(job: LiveJob) -> Check:
     return Check("journal", "info" if job.phase == "ended" else "pass", found)
 
 
-def _open_rings(job: str, environ: Mapping[str, str]) -> dict[int, RingReader]:
-    """The rings of its living workers on this node, by rank."""
+def _open_rings(paths: Iterable[Path]) -> dict[int, RingReader]:
+    """Those of living workers, by rank."""
     rings: dict[int, RingReader] = {}
-    for path in find_rings(job, environ):
+    for path in paths:
         with contextlib.suppress(FailslowError):
             ring = RingReader(path)
             if ring.alive and not ring.closed:
@@ -154,6 +158,27 @@ def _open_rings(job: str, environ: Mapping[str, str]) -> dict[int, RingReader]:
             else:
                 ring.close()
     return rings
+
+
+def _namesakes(own: OwnRings, name: str, environ: Mapping[str, str]) -> Iterator[Check]:
+    """Whether another job of the same name runs here, and under which one it is watched."""
+    others = _open_rings(own.namesakes)
+    for ring in others.values():
+        ring.close()
+    if not others:
+        return
+    prefix, names = f"failslow-{os.getuid()}-", []
+    for parent in ring_folders(environ):
+        for file in parent.glob(f"{prefix}*.run/claims"):
+            called = file.parent.name.removeprefix(prefix).removesuffix(".run")
+            with contextlib.suppress(OSError):
+                claims = parse_claims(file.read_text())
+                if called != name and any(c.job == own.job and c.lives for c in claims):
+                    names.append(called)
+    watched = f"watched as {' and '.join(sorted(names))}" if names else "watched by nobody"
+    found = f"another job here is called {own.job} too, {watched}"
+    remedy = "set FAILSLOW_JOB to another name for each of them"
+    yield Check("name", "info" if names else "warn", found, remedy)
 
 
 def _rings(rings: Mapping[int, RingReader], job: str, state: LiveJob | None) -> Check:

@@ -6,6 +6,13 @@ number. A writer takes numbers by adding to the head, sets the keys, and waits f
 one more addition, because the store does not acknowledge a set. A reader compares numbers: lower
 means not yet written, higher overwritten.
 
+The store asks nobody who he is: whoever can connect (on one node any user of it) can read messages,
+which are sealed and not secret, can have them lost, and can fill the memory of the server's
+process, which the kernel then takes first. He cannot make any up. Numbers taken and never written
+cost a reader one grace, however many, and none if there are more at once than a topic holds; keys
+with secret names would not help, as the store lists them. Where users of the machine or network
+cannot be trusted, use Redis with a password.
+
     server = serve("tcpstore://10.0.0.1:0")         # listens on 10.0.0.1 alone
     transport = tcpstore_transport(server.url)
 
@@ -27,6 +34,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Protocol
@@ -46,6 +54,7 @@ _TIMEOUT_S = 5.0
 _KNOCK_S = 3.0
 _HOLE_GRACE_S = 4.0
 """A number taken but not written for this long is skipped: its writer died or will send again."""
+_HOLES_AT_ONCE = 512
 
 
 class _Store(Protocol):
@@ -127,6 +136,17 @@ def tcpstore_transport(url: str, limits: Limits | None = None) -> PumpTransport:
     return PumpTransport(lambda: _TcpStoreLink(host, port), name=url, limits=limits)
 
 
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """Numbers taken and not written."""
+
+    number: int
+    """The first."""
+    last: int
+    """The head when it was first met: later ones were taken later."""
+    since_s: float
+
+
 class _TcpStoreLink:
     def __init__(self, host: str, port: int) -> None:
         try:
@@ -139,7 +159,8 @@ class _TcpStoreLink:
             self.incarnation, self._capacity = str(meta["incarnation"]), int(meta["capacity"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise LinkError(f"{host}:{port}: not a failslow server: {_short(error)}") from None
-        self._holes: dict[str, tuple[int, float]] = {}
+        self._heads: dict[str, int] = {}
+        self._holes: dict[str, _Hole] = {}
 
     def send(self, batch: Sequence[tuple[str, bytes]]) -> None:
         topics: dict[str, list[bytes]] = {}
@@ -191,18 +212,39 @@ class _TcpStoreLink:
                 messages.append(value[_NUMBER.size :])
             else:
                 dropped += 1
-        if end == start and end < head and self._is_given_up(topic, end + 1):
-            end += 1
+        if end == start and end < head:
+            end = self._skip(topic, end, head)
+        self._heads[topic] = head
         return Fetched(messages, str(end), 0 if late else dropped)
 
-    def _is_given_up(self, topic: str, number: int) -> bool:
-        """Whether the hole at `number` has been there for longer than the grace."""
+    def _skip(self, topic: str, end: int, head: int) -> int:
+        """The new cursor where the number after `end` is not written: `end`, until the grace is
+        over; then all such that were taken before it began are passed over."""
         now_s = time.monotonic()
-        known, since_s = self._holes.get(topic, (0, now_s))
-        if known != number:
-            self._holes[topic] = (number, now_s)
+        hole = self._holes.get(topic)
+        if hole is None or hole.number != end + 1:
+            hole = _Hole(end + 1, head, now_s)
+            jumped = head - self._heads.get(topic, head) > self._capacity
+            if jumped:  # no writer takes so many
+                hole = _Hole(end + 1, head, now_s - 2 * _HOLE_GRACE_S)
+            self._holes[topic] = hole
+        if now_s - hole.since_s <= _HOLE_GRACE_S:
+            return end
+        last = min(hole.last, end + _HOLES_AT_ONCE)
+        while end < last and not self._is_written(topic, end + 1):
+            end += 1
+        if end < hole.last:
+            self._holes[topic] = _Hole(end + 1, hole.last, hole.since_s)
+        else:
+            del self._holes[topic]  # what comes next was taken later
+        return end
+
+    def _is_written(self, topic: str, number: int) -> bool:
+        key = self._key(topic, number)
+        if not self._store.check([key]):
             return False
-        return now_s - since_s > _HOLE_GRACE_S
+        found: int = _NUMBER.unpack_from(self._store.get(key))[0]
+        return found >= number
 
     def _key(self, topic: str, number: int) -> str:
         return f"{topic}/{number % self._capacity}"
