@@ -8,12 +8,9 @@ $ failslow probe run --json | jq '.result, .culprits'
 from __future__ import annotations
 
 import os
-import re
 import signal
 import tempfile
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from failslow.probe import ProbeResult, ProbeSpec
-    from failslow.probe.job import Place
     from failslow.probe.run import Progress
 
 __all__ = ["commands"]
@@ -157,6 +153,7 @@ def run(
     preempted, 1 it could not, or too little of it was seen. Needs torch; culprits are proved in
     pauses of a second or two.
     """
+    from failslow.cli.probeplace import made_up_name, place_of
     from failslow.probe.fleet import fleet_reference, load_history
     from failslow.probe.run import run_probe
     from failslow.probe.signals import Stop
@@ -164,9 +161,9 @@ def run(
 
     _need_torch()
     load_token()  # one that is set and too short would be refused by all that watches
-    count, place = _place(nodes, node_rank, rendezvous, os.environ)
+    count, place = place_of(nodes, node_rank, rendezvous, os.environ)
     spec = _spec(
-        probe_id=probe_id or _made_up(place, os.environ),
+        probe_id=probe_id or made_up_name(place, os.environ),
         campaign=campaign,
         nodes=count,
         workers_per_node=workers,
@@ -245,65 +242,6 @@ def _preset(named: str | None) -> Literal["cpu", "gpu"]:
     if named == "gpu":
         return "gpu"
     raise ConfigError(f"--preset {named!r} is none of cpu, gpu; use one of them")
-
-
-def _place(
-    nodes: int | None, node_rank: int | None, rendezvous: str | None, environ: Mapping[str, str]
-) -> tuple[int, Place]:
-    """How many nodes, and where this one is among them."""
-    from failslow.probe.job import Place
-
-    count = nodes or _number(environ, "SLURM_STEP_NUM_NODES", "GROUP_WORLD_SIZE") or 1
-    if count == 1:
-        if node_rank:
-            raise ConfigError(f"--node-rank {node_rank} of one node; give --nodes as well")
-        return 1, Place()
-    rank = node_rank
-    if rank is None:
-        rank = _number(environ, "SLURM_NODEID", "GROUP_RANK")
-    if rank is None or rank >= count:
-        raise ConfigError(
-            f"--node-rank ({'not given' if rank is None else rank}) must be from 0 to "
-            f"{count - 1} on {count} nodes"
-        )
-    host, port = _meeting(rendezvous, environ)
-    return count, Place(node_rank=rank, host=host, port=port)
-
-
-def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    return next((int(v) for n in names if (v := environ.get(n, "")).isdecimal()), None)
-
-
-def _meeting(rendezvous: str | None, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Where the workers of all nodes meet."""
-    if rendezvous is None and environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
-        rendezvous = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-    if rendezvous is None and environ.get("SLURM_STEP_NODELIST"):
-        number = _number(environ, "SLURM_JOB_ID") or 0
-        rendezvous = f"{_first_host(environ['SLURM_STEP_NODELIST'])}:{20_000 + number % 10_000}"
-    if rendezvous is None:
-        raise ConfigError(
-            "several nodes need a place to meet; give --rendezvous HOST:PORT, an address of node 0"
-        )
-    host, _, port = rendezvous.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"--rendezvous {rendezvous!r} is no HOST:PORT, as 10.0.0.1:29400")
-    return host.strip("[]"), int(port)
-
-
-def _first_host(names: str) -> str:
-    """Of Slurm's list: "gpu[017-020,031],x1" is gpu017, "rack[1-2]n[3-4]-ib0" is rack1n3-ib0."""
-    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", names)
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else names
-
-
-def _made_up(place: Place, environ: Mapping[str, str]) -> str:
-    """A name: all nodes come to the same one."""
-    if place.port == 0:
-        return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if environ.get("SLURM_JOB_ID"):
-        return f"slurm-{environ['SLURM_JOB_ID']}-{environ.get('SLURM_STEP_ID', '0')}"
-    return f"at-{zlib.crc32(f'{place.host}:{place.port}'.encode()):08x}"
 
 
 @contextmanager
