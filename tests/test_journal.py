@@ -347,6 +347,19 @@ def test_a_file_of_another_user_is_refused(path: Path) -> None:
     assert list(path.parent.glob(".owner*")) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links another's")
+def test_a_folder_that_another_user_exchanged_is_refused(path: Path, tmp_path: Path) -> None:
+    writer = JournalWriter(path)
+    assert writer.append(sample(1), t=T)
+    path.parent.rename(tmp_path / "away")
+    (tmp_path / "victim").mkdir()
+    path.parent.symlink_to(tmp_path / "victim")
+    os.chown(path.parent, 12345, 12345, follow_symlinks=False)
+    assert not writer.append(sample(2), t=T)
+    assert "is a link of user 12345" in writer.health.last_error
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_made_never_raises(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     writer = JournalWriter(tmp_path / "plain" / "journal.jsonl")

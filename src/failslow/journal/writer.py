@@ -17,7 +17,7 @@ from typing import Any
 
 from failslow.errors import FailslowError, JournalError
 from failslow.journal.codec import encode_entry, rotated_path
-from failslow.ownfiles import open_own
+from failslow.ownfiles import check_folder, open_own
 
 __all__ = ["JournalHealth", "JournalWriter"]
 
@@ -124,6 +124,7 @@ class JournalWriter:
     def _open(self) -> int:
         self._close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder(self.path.parent)  # it may have been exchanged since
         file = open_own(self.path, os.O_RDWR | os.O_APPEND)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
