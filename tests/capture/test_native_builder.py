@@ -5,6 +5,8 @@ The compiler is a script that hands out the extension built before, after as lon
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -225,6 +227,97 @@ def test_where_the_home_cannot_be_written_the_temporary_folder_serves(
         native.load(environ)
 
 
+def test_a_temporary_folder_that_others_could_change_is_refused(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    environ = compiler("cp BUILT $out") | {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    path = build(environ)
+    root = path.parent.parent
+    assert root.stat().st_mode & 0o777 == 0o700
+
+    root.chmod(0o755)
+    with pytest.raises(CaptureError, match="is not this user's alone; remove it"):
+        native.load(environ)
+    assert state(environ).name == "missing"
+    assert build(environ) == path, "our own: made private again"
+    assert native.load(environ) is not None
+
+    root.parent.chmod(0o777)  # others can put theirs in its place
+    with pytest.raises(CaptureError, match="is not this user's alone; remove it"):
+        native.load(environ)
+    with pytest.raises(CaptureError, match=r"others can put their own folders there; chmod \+t"):
+        build(environ)
+    root.parent.chmod(0o1777)
+    assert native.load(environ) is not None
+
+    root.rename(tmp_path / "elsewhere")
+    root.symlink_to(tmp_path / "elsewhere")
+    assert native.load(environ) is None
+    assert len(runs(tmp_path)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder is made")
+def test_a_temporary_folder_of_another_user_is_refused(compiler: Compiler, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environ = compiler("cp BUILT $out") | {"XDG_CACHE_HOME": str(tmp_path / "file")}
+    root = build(environ).parent.parent
+    os.chown(root, 4711, 4711)
+    with pytest.raises(CaptureError, match="is not this user's alone; remove it"):
+        native.load(environ)
+    with pytest.raises(CaptureError, match="is not this user's alone; remove it"):
+        build(environ)
+
+
+def test_what_is_loaded_is_what_was_looked_at(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = compiler("cp BUILT $out")
+    path = build(environ)
+    looked_at = path.stat().st_ino
+    load, loaded = native._import, []
+
+    def swapped(name: Path, handle: int) -> object:
+        path.parent.rename(tmp_path / "moved")  # after the look, before the loading
+        path.parent.mkdir()
+        path.write_text("another user's")
+        loaded.append(os.stat(f"/proc/self/fd/{handle}").st_ino)
+        return load(name, handle)
+
+    monkeypatch.setattr(native, "_import", swapped)
+    assert native.load(environ).__file__ == str(path)
+    assert loaded == [looked_at]
+
+
+def test_one_that_is_refused_is_built_again(compiler: Compiler) -> None:
+    environ = compiler("cp BUILT $out")
+    path = build(environ)
+    path.write_text("no extension")
+    assert state(environ) == builder.BuildState(
+        "missing", f"{path} is damaged; remove it, then python -m failslow.capture.native"
+    )
+    assert build(environ) == path
+    assert state(environ).name == "built"
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_loaded_is_told_and_built_again_by_hand(compiler: Compiler) -> None:
+    environ = compiler("cp BUILT $out")
+    path = build(environ)
+    assert build(environ, again=True) == path
+    built = path.stat().st_ino
+    path.write_text("no extension")
+    path.with_name("sha256").write_text(hashlib.sha256(b"no extension").hexdigest())
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):  # the loader takes a file of the same name, its number, for the same
+            stack.enter_context(open(os.devnull))
+        with pytest.raises(CaptureError, match=r"cannot be loaded \(.*\); run python -m failslow"):
+            native.load(environ)
+    assert build(environ, again=True) == path
+    assert path.stat().st_ino != built
+    assert native.load(environ) is not None
+
+
 def test_one_that_was_damaged_costs_the_speed_only(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,5 +330,6 @@ def test_one_that_was_damaged_costs_the_speed_only(
     hook.install()
     try:
         assert hook.status()["mode"] == "dispatcher"
+        assert "is damaged" in hook.status()["refused"]
     finally:
         hook.uninstall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -111,15 +112,34 @@ def test_the_mode_of_capture_is_named_with_the_remedy(
     assert check.remedy.startswith(remedy)
 
 
+def kept(folder: Path, content: bytes, digest: str) -> Path:
+    """A compiled capture in a cache of its own, and what is said to be its digest."""
+    path = extension_path({"XDG_CACHE_HOME": str(folder)})
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_bytes(content)
+    path.chmod(0o700)
+    path.with_name("sha256").write_text(f"{digest}\n")
+    return path
+
+
 def test_a_compiled_capture_that_is_there_passes(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="what is built depends on torch")
-    path = extension_path({"XDG_CACHE_HOME": str(tmp_path)})
-    path.parent.mkdir(parents=True)
-    path.touch()
+    path = kept(tmp_path, b"an extension", hashlib.sha256(b"an extension").hexdigest())
 
     check = checked("compiled capture", XDG_CACHE_HOME=str(tmp_path))
 
     assert (check.status, check.found) == ("pass", f"mode native: {path}")
+
+
+def test_a_compiled_capture_that_is_refused_does_not_pass(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="what is built depends on torch")
+    path = kept(tmp_path, b"half an exten", hashlib.sha256(b"an extension").hexdigest())
+
+    check = checked("compiled capture", XDG_CACHE_HOME=str(tmp_path), CXX="true")
+
+    assert check.status == "warn"
+    assert f"{path} is damaged" in check.found
+    assert check.remedy.startswith("python -m failslow.capture.native")
 
 
 def test_every_variable_the_source_reads_is_known() -> None:

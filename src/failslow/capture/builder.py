@@ -18,7 +18,6 @@ import os
 import platform
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +30,7 @@ from importlib import util
 from pathlib import Path
 from typing import Literal
 
+from failslow.capture.cache import COMMAND, DIGEST, FILE, digest, prepare, refused, roots
 from failslow.errors import CaptureError
 
 __all__ = [
@@ -39,16 +39,13 @@ __all__ = [
     "build",
     "build_later",
     "extension_path",
-    "refused",
+    "places",
     "state",
 ]
 
-COMMAND = "python -m failslow.capture.native"
-"""What a user runs to have it built."""
 _SOURCE = Path(__file__).with_name("native.cpp")
 _HEADER = Path(__file__).with_name("native_ring.hpp")
 _FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
-_FILE, _DIGEST = "failslow_native.so", "sha256"
 _LOCK, _FAILED = "build.lock", "failed.txt"
 _PATIENCE_S = 900.0
 """A compiler at the lowest priority, beside trainers that use every core, is slow."""
@@ -63,39 +60,57 @@ class BuildState:
 
     name: Literal["built", "building", "missing", "failed", "no compiler", "no torch"]
     detail: str
-    """Its path (built), the compiler asked for (no compiler), what went wrong (failed)."""
+    """Its path (built), the compiler asked for (no compiler), what went wrong (failed), why one
+    that is there is not used (missing)."""
 
 
-def extension_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the extension for this source, torch and Python is, or would be.
+def places(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where the extension for this source, torch and Python may be, best first.
 
     Raises CaptureError without torch.
     """
     name = _folder_name()
-    places = [root / name / _FILE for root in _roots(environ)]
-    return next((place for place in places if place.exists()), places[0])
+    return [root / name / FILE for root in roots(environ)]
+
+
+def extension_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where it is and may be loaded from, else where it would be. Raises as `places`."""
+    where = places(environ)
+    return _found(where)[0] or where[0]
+
+
+def _found(where: Sequence[Path]) -> tuple[Path | None, str]:
+    """The first that may be loaded, else why the first that is there may not."""
+    reasons = []
+    for path in where:
+        with contextlib.suppress(OSError):  # it is not there
+            reason = refused(path)
+            if not reason:
+                return path, ""
+            reasons.append(reason)
+    return None, "".join(reasons[:1])
 
 
 def state(environ: Mapping[str, str] = os.environ) -> BuildState:
     """What there is; nothing is started and torch is not imported."""
     try:
-        path = extension_path(environ)
+        where = places(environ)
     except CaptureError as error:
         return BuildState("no torch", str(error))
-    if path.exists():
+    path, reason = _found(where)
+    if path is not None:
         return BuildState("built", str(path))
     compiler = environ.get("CXX") or "c++"
     if shutil.which(compiler, path=environ.get("PATH")) is None:
         return BuildState("no compiler", compiler)
-    for root in _roots(environ):
-        folder = root / path.parent.name
-        if _taken(folder / _LOCK):
+    for place in where:
+        if _taken(place.with_name(_LOCK)):
             return BuildState("building", "")
         with contextlib.suppress(OSError):
-            failed = folder / _FAILED
+            failed = place.with_name(_FAILED)
             if time.time() - failed.stat().st_mtime < _RETRY_S:
                 return BuildState("failed", failed.read_text(errors="replace").strip())
-    return BuildState("missing", "")
+    return BuildState("missing", reason)
 
 
 def build_later(environ: Mapping[str, str] = os.environ, *, start: bool = True) -> str:
@@ -142,53 +157,37 @@ def _start(environ: Mapping[str, str]) -> None:
 
 
 def build(
-    environ: Mapping[str, str] = os.environ, *, wait: bool = True, limit_s: float = _PATIENCE_S
+    environ: Mapping[str, str] = os.environ,
+    *,
+    wait: bool = True,
+    again: bool = False,
+    limit_s: float = _PATIENCE_S,
 ) -> Path:
-    """Build the extension unless it is there.
+    """Build the extension unless it is there and may be loaded.
 
-    wait: for another process that is at it already; else that is an error. Raises CaptureError
-    with what went wrong and what to do.
+    wait: for another process that is at it already; else that is an error. again: build it where
+    it cannot be loaded, too; to know that takes seconds. Raises CaptureError with what went wrong
+    and what to do.
     """
-    path = extension_path(environ)
+    where = places(environ)
     deadline_s = time.monotonic() + limit_s
     reasons = []
-    for root in _roots(environ):
-        folder = root / path.parent.name
+    for place in where:
+        folder = place.parent
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not _safe(folder):
-                reasons.append(f"{folder}: others can write there; remove it")
+            if reason := prepare(folder):
+                reasons.append(reason)
                 continue
             with _locked(folder / _LOCK, deadline_s if wait else 0.0):
-                found = folder / _FILE
-                return found if found.exists() else _make(folder, environ, deadline_s)
+                found = _found([place])[0]
+                if found and not (again and _unloadable(environ, deadline_s)):
+                    return found
+                return _make(folder, environ, deadline_s)
         except OSError as error:
-            reasons.append(f"{root}: {error.strerror or error}")
+            reasons.append(f"{folder.parent}: {error.strerror or error}")
     raise CaptureError(
         f"no folder for the compiled capture: {'; '.join(reasons)}; name one in XDG_CACHE_HOME"
     )
-
-
-def refused(path: Path) -> str:
-    """Why the extension at `path` must not be loaded, "" when it may. Raises OSError.
-
-    Loading half a file (after a crash of the machine) would end the process.
-    """
-    if not (_safe(path) and _safe(path.parent)):
-        return f"{path} can be written by others; remove it"
-    told = path.with_name(_DIGEST).read_text().strip()
-    return "" if told == _digest(path) else f"{path} is damaged; remove it, then {COMMAND}"
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _safe(path: Path) -> bool:
-    """Whether only this user, or root, could have put there what is there."""
-    about = path.lstat()
-    linked = stat.S_ISLNK(about.st_mode)
-    return about.st_uid in (os.getuid(), 0) and not about.st_mode & 0o022 and not linked
 
 
 def _make(folder: Path, environ: Mapping[str, str], deadline_s: float) -> Path:
@@ -199,12 +198,14 @@ def _make(folder: Path, environ: Mapping[str, str], deadline_s: float) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as name:
         # laid out as a cache folder, for the process that tries it
-        made = Path(name) / "failslow" / folder.name / _FILE
-        made.parent.mkdir(parents=True, mode=0o700)
+        made = Path(name) / "failslow" / folder.name / FILE
+        made.parent.parent.mkdir(mode=0o700)  # by itself, or it gets what the umask gives
+        made.parent.mkdir(mode=0o700)
         try:
             _run(_command(made, environ), environ, deadline_s)
             made.chmod(0o700)  # whatever the umask
-            made.with_name(_DIGEST).write_text(f"{_digest(made)}\n")
+            made.with_name(DIGEST).write_text(f"{digest(made)}\n")
+            made.with_name(DIGEST).chmod(0o600)
             tried = {**_quiet(environ), "XDG_CACHE_HOME": name, "FAILSLOW_CAPTURE_FOLDER": name}
             _run(_ourselves("--try"), tried, deadline_s)
         except FileNotFoundError:
@@ -216,9 +217,20 @@ def _make(folder: Path, environ: Mapping[str, str], deadline_s: float) -> Path:
             with contextlib.suppress(OSError):
                 failed.write_text(f"{error}\n")
             raise
-        (folder / _DIGEST).write_text(f"{_digest(made)}\n")
-        made.replace(folder / _FILE)
-    return folder / _FILE
+        made.with_name(DIGEST).replace(folder / DIGEST)
+        made.replace(folder / FILE)
+    return folder / FILE
+
+
+def _unloadable(environ: Mapping[str, str], deadline_s: float) -> str:
+    """Why the extension that is there does not run, "" where it does."""
+    with tempfile.TemporaryDirectory() as rings:
+        try:
+            tried = {**_quiet(environ), "FAILSLOW_CAPTURE_FOLDER": rings}
+            _run(_ourselves("--try"), tried, deadline_s)
+        except CaptureError as error:
+            return str(error)
+    return ""
 
 
 def _command(made: Path, environ: Mapping[str, str]) -> list[str]:
@@ -303,15 +315,6 @@ def _folder_name() -> str:
         *_FLAGS,
     )
     return f"native-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
-
-
-def _roots(environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Folders for what is built, best first: a home may be read-only."""
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return (
-        Path(cache) / "failslow",
-        Path(tempfile.gettempdir()) / f"failslow-cache-{os.getuid()}",
-    )
 
 
 def _taken(lock: Path) -> bool:

@@ -55,6 +55,7 @@ class _Installed:
 
     recorder: Recorder | None = None
     missed: tuple[str, ...] = ()
+    refused = ""
     undo: ExitStack = ExitStack()
     pid = 0
     fork_watched = False
@@ -80,7 +81,7 @@ def install(
             f"FAILSLOW_CAPTURE_MODE = {mode!r} must be one of {', '.join(MODES)}; unset it to "
             "let failslow choose"
         )
-    extension = _extension(mode)
+    extension, _Installed.refused = _extension(mode)
     if not mode:
         mode = "native" if extension else "dispatcher" if _can_redispatch() else "python"
     with ExitStack() as stack:  # half an installation is undone
@@ -161,11 +162,12 @@ class quiet:
 
 
 def status() -> dict[str, Any]:
-    """{mode, active, reason, ring, records, faults, missed} of this process.
+    """{mode, active, reason, ring, records, faults, missed, refused} of this process.
 
     mode: "native" or "dispatcher" (every collective), "python" (only those called from Python),
     "off".
     missed: what is not seen in this mode, or not known to this version.
+    refused: why the compiled capture that is there is not used.
     """
     recorder = _Installed.recorder
     if recorder is None:
@@ -177,6 +179,7 @@ def status() -> dict[str, Any]:
             "records": 0,
             "faults": {},
             "missed": [],
+            "refused": "",
         }
     ring, faults = recorder.ring, dict(recorder.faults)
     if ring is not None and ring.faults > sum(faults.values()):
@@ -189,6 +192,7 @@ def status() -> dict[str, Any]:
         "records": 0 if ring is None else ring.written,
         "faults": faults,
         "missed": list(_Installed.missed),
+        "refused": _Installed.refused,
     }
 
 
@@ -202,22 +206,23 @@ def _can_redispatch() -> bool:
     return all(hasattr(*part) for part in needed)
 
 
-def _extension(mode: str) -> Any:
-    """The native extension if it is wanted; one that was not built counts only when asked for."""
+def _extension(mode: str) -> tuple[Any, str]:
+    """The native extension if it is wanted, or why one that is there is refused; that counts only
+    when it was asked for, as does that none was built."""
     if mode not in ("", "native"):
-        return None
+        return None, ""
     try:
         extension = native.load()
-    except (ImportError, CaptureError):
+    except CaptureError as error:
         if mode == "native":
             raise
-        return None  # any other mode is better than none
+        return None, str(error)  # any other mode is better than none
     if extension is None and mode == "native":
         raise CaptureError(
             "FAILSLOW_CAPTURE_MODE = 'native', but the extension is not built; run "
             "python -m failslow.capture.native"
         )
-    return extension
+    return extension, ""
 
 
 def _attach(mode: str, extension: Any, stack: ExitStack, **more: Any) -> tuple[Recorder, list[str]]:

@@ -10,6 +10,7 @@ cost a call.
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from failslow.capture import builder, layout
+from failslow.capture.cache import opened
 from failslow.capture.ops import Op
 from failslow.capture.recorder import Recorder
 from failslow.capture.ring import RingWriter
@@ -26,24 +28,41 @@ from failslow.mailbox import OFFSET_ATTENTION, Mailbox
 
 __all__ = ["NativeRecorder", "load"]
 
+_NAME = "failslow_native"
+
 
 def load(environ: Mapping[str, str] = os.environ) -> Any:
     """The extension module, or None where it was not built.
 
-    One that is damaged, or that another user could have put there, is refused with CaptureError.
+    One that is damaged, cannot be loaded, or could have been put there by another user, is refused
+    with CaptureError.
     """
-    path = builder.extension_path(environ)
+    reasons: list[CaptureError] = []
+    for path in builder.places(environ):
+        with contextlib.suppress(OSError):  # it is not there
+            try:
+                with opened(path) as handle:
+                    return _import(path, handle)
+            except CaptureError as error:
+                reasons.append(error)
+    if reasons:
+        raise reasons[0]
+    return None
+
+
+def _import(path: Path, handle: int) -> Any:
+    """The module, out of the very file that is open."""
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, f"/proc/self/fd/{handle}")
+    spec = importlib.util.spec_from_loader(_NAME, loader)
+    if spec is None:
+        raise ImportError(f"{path} is no extension")
     try:
-        reason = builder.refused(path)
-    except OSError:
-        return None
-    if reason:
-        raise CaptureError(reason)
-    spec = importlib.util.spec_from_file_location("failslow_native", path)
-    if spec is None or spec.loader is None:
-        return None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        why = " ".join(str(error).split())
+        raise CaptureError(f"{path} cannot be loaded ({why}); run {builder.COMMAND}") from None
+    module.__file__ = str(path)
     return module
 
 
@@ -160,7 +179,7 @@ def _main(option: str) -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(nice))
     try:
-        path = builder.build(wait=not later)
+        path = builder.build(wait=not later, again=not later)
     except CaptureError as error:
         sys.exit(f"failslow build: {error}" if later else str(error))
     print(f"failslow build: the compiled capture is ready: {path}" if later else path, flush=True)

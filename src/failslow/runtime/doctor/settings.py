@@ -38,8 +38,9 @@ _VARIABLES = (
     "FAILSLOW_METRICS_PORT",
     "FAILSLOW_MODE",
     "FAILSLOW_NODE",
+    "FAILSLOW_ORIGIN",
     "FAILSLOW_RESTARTED",
-    "FAILSLOW_NODE",
+    "FAILSLOW_RUN",
     "FAILSLOW_TOKEN",
     "FAILSLOW_TRANSPORT",
 )
@@ -124,7 +125,11 @@ def _compiled(environ: Mapping[str, str]) -> Check:
             "install one or set CXX, then ",
         ),
         "failed": (now.detail, "see to that, then "),
-        "missing": ("the first watched job builds it in the background for the next", ""),
+        "missing": (
+            f"{now.detail}; " * bool(now.detail)
+            + "the first watched job builds it in the background for the next",
+            "",
+        ),
     }
     if now.name in fine:
         return fine[now.name]

@@ -29,6 +29,7 @@ from typing import IO, Any
 import numpy as np
 import psutil
 
+from failslow.capture.cache import COMMAND
 from failslow.capture.layout import CALL
 from failslow.capture.reader import RingReader
 from failslow.capture.ring import find_rings
@@ -230,14 +231,20 @@ def _capture(workers: list[_Process], timeout_s: float) -> Check:
             f"a worker was still {doing} after {timeout_s:g} s",
             "raise --timeout on a busy machine; if it hangs, see that gloo works here at all",
         )
-    status = workers[0].last["status"]
+    return _captured(workers[0].last["status"], workers[0])
+
+
+def _captured(status: Mapping[str, Any], worker: _Process) -> Check:
     if not status["active"]:
         # where the hook did not install, the reason is only on the worker's stderr
-        reason = workers[0].last_words() if status["mode"] == "off" else status["reason"]
+        reason = worker.last_words() if status["mode"] == "off" else status["reason"]
         return Check("capture", "fail", f"the worker was not watched: {reason}", _FIRST)
     if status["faults"]:
         found = f"samples were lost: {', '.join(status['faults'])}"
         return Check("capture", "warn", found, "report it with the versions above")
+    if status["refused"]:
+        found = f"mode {status['mode']}, at some ten times the cost: {status['refused']}"
+        return Check("capture", "warn", found, COMMAND)
     if status["missed"]:
         return Check(
             "capture",
