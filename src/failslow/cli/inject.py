@@ -32,8 +32,10 @@ _TICK_S = 0.5
 _LOST = ("its process was killed", "its guard was killed")
 
 commands = typer.Typer(
-    help="Inject a real fault into this machine, and undo it whatever happens.",
-    epilog="Ctrl-C, a kill, even SIGKILL end a fault: a second process watches and undoes it.",
+    help="Inject a real fault into this machine, and undo it.",
+    epilog="Ctrl-C, a kill, even SIGKILL end a fault: a second process watches and undoes it. "
+    "Where both are killed at once, as with a whole control group or Slurm step, "
+    "`failslow inject undo` does.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
