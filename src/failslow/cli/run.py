@@ -116,7 +116,8 @@ def run(
 ) -> None:
     """Run a training job watched: CMD gets the environment that brings failslow up in its workers.
 
-    Workers are what a launcher gives a RANK, as torchrun does; plain python runs as ever.
+    Workers are what a launcher gives a RANK, as torchrun does, and what joins a process group, as
+    under srun, mpirun and mp.spawn; plain python runs as ever.
 
     Several nodes need one token. It is kept beside the journals: where that folder is not shared,
     set FAILSLOW_TOKEN. Exit code: that of CMD; 127 when there is no such command.
