@@ -120,6 +120,9 @@ class Diagnosis:
     """The likeliest first."""
     everyone: bool = False
     """All are late alike: not one worker (shared storage, collector pauses, the programme)."""
+    compute_alike: bool = False
+    """...because all compute longer by about the same factor and no transfer takes longer, as where
+    the work of an iteration has grown and nobody told."""
     imbalance: str = ""
     """What is uneven by design, since before the slowness: "the last stage computes x1.30"."""
     ranks: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from failslow.journal import JournalEntry, JournalWriter, decode_entry, encode_entry, read_journal
-from failslow.records import Culprit, Episode, StepSample
+from failslow.records import Culprit, Diagnosis, Episode, StepSample
 from failslow.report.live import live_document, live_view, waiting_view
 from failslow.report.livejob import LiveJob, LiveState
 
@@ -268,6 +268,25 @@ def test_a_job_that_hangs_is_stalled_and_well_monitored(script: Script) -> None:
 
     assert (job.phase, job.monitoring) == ("stalled", "healthy")
     assert "no iteration ends" in shown(job)
+
+
+def test_a_job_that_evaluates_is_between_iterations_until_one_ends(script: Script) -> None:
+    script.steps(40)
+    script.health("job", True, event="between", since_t=script.t)
+    job = script.look()
+    assert (job.phase, job.monitoring) == ("between", "healthy")
+    assert "collectives go on" in shown(job)
+    script.health("job", False, since_t=script.t)
+    assert script.look().phase == "stalled"
+    script.health("job", True)
+    script.steps(1)
+    assert script.look().phase == "healthy"
+
+
+def test_that_all_compute_longer_alike_is_shown(script: Script) -> None:
+    script.steps(40)
+    script.write(Diagnosis(episode="e1", suspects=(), everyone=True, compute_alike=True))
+    assert "perhaps the work changed" in shown(script.look())
 
 
 def test_when_nobody_writes_any_more_nothing_is_claimed_of_now(script: Script) -> None:

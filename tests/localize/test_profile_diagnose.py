@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.localize.made_streams import Faults, Grid, run
 
 from failslow.localize.profile import UNCOMPARED, diagnose
+from failslow.pipeline.wording import described
 from failslow.records import Diagnosis, RankProfile
+from failslow.report.words import diagnosis_text
 
 SMALL = Grid(tp=2, pp=2, dp=4)
 DEEP = Grid(tp=2, pp=4, dp=2)
@@ -118,6 +120,16 @@ def test_everyone_is_nobody(faults: Faults, known: bool) -> None:
     assert diagnosis.everyone
     assert not diagnosis.suspects
     assert diagnosis.note
+    assert diagnosis.compute_alike == (known and faults.everyone > 1.0)
+
+
+def test_that_all_compute_longer_alike_is_told_as_a_change_of_the_work() -> None:
+    grown = found(SMALL, Faults(everyone=1.9))
+    assert "failslow.step(work=" in described(grown)
+    assert "perhaps the work changed" in diagnosis_text(grown)
+    every_link = {(a, b): 12.0 for a in range(SMALL.world) for b in range(SMALL.world)}
+    for faults in (Faults(everyone=1.9, slow={3: 1.5}), Faults(everyone=1.2, links=every_link)):
+        assert not found(SMALL, faults).compute_alike
 
 
 @pytest.mark.parametrize("known", [True, False])

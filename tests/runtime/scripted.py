@@ -58,6 +58,9 @@ class Scripted:
         self.session = dict.fromkeys(self.nodes, 1)
         self.counted = dict.fromkeys(self.ranks, True)
         self.run = 0
+        self.work = 1e6
+        self.records = 0
+        """Collectives each worker has made, as its agent tells."""
         self.silent: set[int] = set()
         """Ranks whose samples do not arrive."""
         self.dead_agents: set[str] = set()
@@ -97,6 +100,7 @@ class Scripted:
                         worker=self.process[rank],
                         world_size=world or len(self.ranks),
                         alive=not leaving,
+                        records=self.records,
                     )
                     for rank in self.ranks
                     if self.node(rank) == node
@@ -116,7 +120,7 @@ class Scripted:
             step=self.step[rank],
             duration_s=duration_s,
             end_s=self.now_s + self.skew_s[rank],
-            work=1e6,
+            work=self.work,
             compute_s=duration_s * 0.6 if compute_s is None else compute_s,
             run=self.run,
             foreign_calls=foreign,
@@ -160,11 +164,12 @@ class Scripted:
             if index % 10 == 0:
                 self.beat()
 
-    def wait(self, seconds: float) -> None:
-        """Time passes without iterations."""
+    def wait(self, seconds: float, *, calls: int = 0) -> None:
+        """Time passes without iterations; calls: collectives made each half second."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s += 0.5
+            self.records += calls
             self.beat()
             self.give(Tick())
 

@@ -226,6 +226,28 @@ def test_a_hanging_job_is_said_to_hang() -> None:
     assert [h["ok"] for h in job.health("job")] == [False, True]
 
 
+def test_a_job_that_evaluates_for_long_does_not_hang_until_its_collectives_end_too() -> None:
+    job = Scripted(runtime=RuntimeConfig(stall_after_s=20.0))
+    job.iterate(50, 0.1)
+    job.wait(60.0, calls=30)
+    (told,) = job.health("job")
+    assert told["ok"]
+    assert "no training iteration since" in told["message"]
+    assert "collectives go on" in told["message"]
+    assert job.pipeline.health.troubles == []
+    job.wait(19.0)
+    assert len(job.health("job")) == 1
+    job.wait(5.0)
+    hang = job.health("job")[-1]
+    assert not hang["ok"]
+    assert "the job hangs" in hang["message"]
+    assert "no collective was made since" in hang["message"]
+    job.iterate(5, 0.1)
+    assert job.health("job")[-1]["ok"]
+    job.wait(30.0, calls=1)
+    assert job.health("job")[-1]["event"] == "between"
+
+
 def test_a_bus_that_is_down_is_blamed_and_not_the_agents() -> None:
     job = Scripted(runtime=RuntimeConfig(blind_after_s=4.0))
     job.iterate(50, 0.1)
@@ -431,3 +453,31 @@ def test_instructions_are_journal_lines_that_read_back() -> None:
     episode = next(e for e in job.journal if e.kind == "episode")
     assert isinstance(episode.record, Episode)
     assert replace(episode.record) == episode.record
+
+
+def test_a_batch_that_grows_is_no_fail_slow_where_the_trainer_tells_the_work() -> None:
+    events = {}
+    for tells in (True, False):
+        job = Scripted()
+        job.work = 64.0 if tells else 1e6
+        job.iterate(100, 0.1)
+        job.work *= 2.0 if tells else 1.0
+        job.iterate(120, 0.19)
+        events[tells] = [event for event, _ in job.events() if event != "update"]
+    assert events == {True: [], False: ["suspected", "onset"]}
+
+
+def test_a_fail_slow_under_a_larger_batch_is_found_all_the_same() -> None:
+    job = Scripted()
+    job.iterate(100, 0.1)
+    job.work *= 2.0
+    job.iterate(100, 0.19)
+    job.iterate(80, 0.19, slow=1.4)
+    assert [event for event, _ in job.events() if event != "update"] == ["suspected", "onset"]
+    job.out += job.pipeline.finish(job.now_s)
+    episode = job.said("episode")[-1].record
+    assert episode.slowdown == pytest.approx(1.4, rel=0.03)
+    assert episode.baseline_s == pytest.approx(0.19, rel=0.03)
+    assert episode.iteration_s == pytest.approx(1.4 * 0.19, rel=0.03)
+    assert episode.lost_s == pytest.approx(80 * 0.4 * 0.19, rel=0.1)
+    assert job.pipeline.healthy_iteration_s == pytest.approx(0.19, rel=0.03)

@@ -64,6 +64,8 @@ class Feed(ABC):
         self._count = 0
         self._run = 0
         self._events: list[DetectEvent] = []
+        self.explained_log_s = 0.0
+        """Of the record `update` took last: what its work adds to the log of its time."""
         self._begin_regime()
 
     # -- input ---------------------------------------------------------------------------------
@@ -73,11 +75,12 @@ class Feed(ABC):
         if sample.run != self._run:
             self._begin_run(sample.run, run or Run())
         work = sample.work or 0.0
-        self._push(
+        explained = self._push(
             np.array([math.log(sample.duration_s)]),
             np.array([float(sample.iterations)]),
             np.array([math.log(work) if work > 0 else math.nan]),
         )
+        self.explained_log_s = float(explained[0])
         return self._take_events()
 
     def extend(self, series: StepSeries) -> tuple[list[DetectEvent], Floats]:

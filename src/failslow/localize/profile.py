@@ -48,6 +48,9 @@ _WAITED_FOR = 0.3
 """Share of its extra time that others must wait for a slow worker."""
 _COMMON_QUANTILE = 0.25
 """What even the least slow three quarters of all have become slower by is nobody's own."""
+_ALIKE = 1.1
+"""Factors by which workers have become slower are about the same where their middle half is so
+close together."""
 _COMMON_LINKS = 4
 """Links from which on the same holds for them."""
 _NAMED = 16
@@ -95,6 +98,8 @@ class _Diagnosing:
         """Relative spread of comparable workers."""
         self.common = 1.0
         """By how much all have become slower."""
+        self.alike = False
+        """...they have done so by about the same factor."""
         self._expect(own, error)
         self.links = table.transfers()
         self.common_links = 1.0
@@ -143,6 +148,7 @@ class _Diagnosing:
             episode=episode,
             suspects=tuple(suspects[:_NAMED]),
             everyone=everyone,
+            compute_alike=everyone and self._compute_alike,
             imbalance=imbalance,
             ranks=ranks,
             missing=missing,
@@ -161,6 +167,8 @@ class _Diagnosing:
         if timed.any():
             sorted_ratios = np.sort(ratio[timed])
             self.common = _lower_quantile(sorted_ratios)
+            upper = float(np.quantile(sorted_ratios, 1.0 - _COMMON_QUANTILE, method="higher"))
+            self.alike = bool(timed.all()) and upper <= _ALIKE * self.common
             middle, spread = lower_median(sorted_ratios)
             self.expected_s[timed] = own[before][timed] * self.common
             self.expected_error_s[timed] = error[before][timed] * self.common
@@ -323,6 +331,10 @@ class _Diagnosing:
             )
             suspects.append(suspect)
         return suspects
+
+    @property
+    def _compute_alike(self) -> bool:
+        return self.alike and self.common >= _SLOW > self.common_links
 
     def _everyone(self) -> str:
         count = self.table.count

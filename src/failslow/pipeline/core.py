@@ -121,9 +121,9 @@ class Pipeline:
 
     @property
     def healthy_iteration_s(self) -> float | None:
-        """What an iteration takes in healthy times; None before that is known."""
-        base_log_s = self._detector.base_log_s
-        return None if base_log_s is None else math.exp(base_log_s)
+        """What an iteration of the present work takes when healthy; None before that is known."""
+        base_log_s, more = self._detector.base_log_s, self._detector.explained_log_s
+        return None if base_log_s is None else math.exp(base_log_s + more)
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event; what is to be done now."""
@@ -213,7 +213,8 @@ class Pipeline:
             self.remedy.changed()
         events = self._detector.update(step.sample, step.run)
         self._episodes.held = self.remedy.holding
-        said = self._episodes.take(step, events, self._culprits)
+        heft = math.exp(self._detector.explained_log_s)
+        said = self._episodes.take(step, events, self._culprits, heft=heft)
         return said + self._follow_up(step, said, now_s)
 
     def _follow_up(self, step: JobStep, said: list[Instruction], now_s: float) -> list[Instruction]:

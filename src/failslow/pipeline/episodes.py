@@ -39,6 +39,8 @@ class _Past(NamedTuple):
     begin_t: float
     end_s: float
     duration_s: float
+    heft: float
+    """Times as long as one of the reference work it should take, by its work."""
 
 
 @dataclass(slots=True)
@@ -47,32 +49,39 @@ class _Ongoing:
     first_index: int
     first: _Past
     base_s: float
+    """Healthy, at the reference work."""
     confidence: float
     note: str
     levels: list[tuple[int, float]]
     """(step, slowdown)."""
     durations: array[float] = field(default_factory=lambda: array("d"))
+    """As if of the reference work."""
+    heft: float = 1.0
+    """Of the last iteration."""
     lost_s: float = 0.0
     peak: float = 1.0
     said_t: float = 0.0
     culprits: tuple[Culprit, ...] = ()
 
-    def take(self, duration_s: float) -> None:
+    def take(self, past: _Past) -> None:
+        duration_s, self.heft = past.duration_s / past.heft, past.heft
         self.durations.append(duration_s)
         if len(self.durations) > _MANY:
             del self.durations[::2]
-        self.lost_s += self.excess_s(duration_s)
+        self.lost_s += self.excess_s(past)
         if not self.is_spike(duration_s):
             self.peak = max(self.peak, duration_s / self.base_s)
 
     def is_spike(self, duration_s: float) -> bool:
-        """Whether it is too long even for the episode's present level."""
+        """Whether it is too long, for the reference work, even for the episode's present level."""
         return duration_s >= 2.0 * self.levels[-1][1] * self.base_s
 
-    def excess_s(self, duration_s: float) -> float:
+    def excess_s(self, past: _Past) -> float:
         """Seconds an iteration lost; a spike counts as an ordinary one of the episode."""
-        spiked = self.is_spike(duration_s)
-        return (self.levels[-1][1] * self.base_s if spiked else duration_s) - self.base_s
+        duration_s = past.duration_s / past.heft
+        if self.is_spike(duration_s):
+            duration_s = self.levels[-1][1] * self.base_s
+        return past.heft * (duration_s - self.base_s)
 
     @property
     def slowdown(self) -> float:
@@ -116,16 +125,24 @@ class EpisodeBook:
         return self.ongoing.culprits if self.ongoing else ()
 
     def take(
-        self, step: JobStep, events: list[DetectEvent], find_culprits: FindCulprits
+        self,
+        step: JobStep,
+        events: list[DetectEvent],
+        find_culprits: FindCulprits,
+        *,
+        heft: float = 1.0,
     ) -> list[Instruction]:
-        """One iteration that was given to the detector, and what that said."""
+        """One iteration that was given to the detector, and what that said.
+
+        heft: by its work it should take so many times as long as one of the reference work.
+        """
         sample = step.sample
         begin_t = step.t - sample.duration_s
-        past = _Past(sample.step, begin_t, sample.end_s, sample.duration_s)
+        past = _Past(sample.step, begin_t, sample.end_s, sample.duration_s, heft)
         self._past.append(past)
         self._taken += 1
         if self.ongoing:
-            self.ongoing.take(sample.duration_s)
+            self.ongoing.take(past)
         out: list[Instruction] = []
         for event in events:
             if event.kind in ("suspected", "cleared"):
@@ -175,7 +192,7 @@ class EpisodeBook:
         first = self._at(event.first_index)
         if event.kind == "suspected" or self._suspected is None:
             self._suspected = self._name(first)
-        base_s = math.exp(event.base_log_s)
+        base_s = math.exp(event.base_log_s) * self._past[-1].heft
         suspected = event.kind == "suspected"
         culprits = find_culprits(self._extra_s(event)) if suspected else ()
         record: dict[str, Any] = {
@@ -216,7 +233,7 @@ class EpisodeBook:
             levels=[(first.step, event.slowdown)],
         )
         for past in self._since(event.first_index):
-            self.ongoing.take(past.duration_s)
+            self.ongoing.take(past)
         self.ongoing.culprits = find_culprits(self._extra_s(event))
         return self._write("onset", step, say="has become")
 
@@ -239,7 +256,7 @@ class EpisodeBook:
         assert episode is not None
         end = self._at(event.first_index)
         healthy = self._since(event.first_index)
-        episode.lost_s -= sum(episode.excess_s(past.duration_s) for past in healthy)
+        episode.lost_s -= sum(map(episode.excess_s, healthy))
         del episode.durations[max(0, len(episode.durations) - len(healthy)) :]
         withdrawn = event.first_index <= episode.first_index
         if withdrawn:
@@ -269,14 +286,15 @@ class EpisodeBook:
         start_s = episode.first.end_s - episode.first.duration_s
         end_s = None if end is None else max(start_s, end.end_s - end.duration_s)
         slowdown = 1.0 if withdrawn else episode.slowdown
+        baseline_s = episode.heft * episode.base_s
         record = Episode(
             start_step=episode.first.step,
             end_step=None if end is None else end.step,
             start_s=start_s,
             end_s=end_s,
             duration_s=(step.sample.end_s if end_s is None else end_s) - start_s,
-            iteration_s=slowdown * episode.base_s,
-            baseline_s=episode.base_s,
+            iteration_s=slowdown * baseline_s,
+            baseline_s=baseline_s,
             slowdown=slowdown,
             # a deeper level looks like spikes until it is known for one
             peak_slowdown=max(episode.peak, *(level for _, level in episode.levels)),
@@ -329,7 +347,7 @@ class EpisodeBook:
         return [self._past[i] for i in range(len(self._past) - count, len(self._past))]
 
     def _extra_s(self, event: DetectEvent) -> float:
-        return (event.slowdown - 1.0) * math.exp(event.base_log_s)
+        return (event.slowdown - 1.0) * math.exp(event.base_log_s) * self._past[-1].heft
 
 
 def _named(culprits: tuple[Culprit, ...]) -> str:

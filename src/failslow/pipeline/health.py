@@ -6,8 +6,12 @@ In: beats of the agents, counts, the time. Out: health records:
      "message":"monitoring of node gpu-17 is blind since …: its agent is silent (ranks 2-3)"}
     {"kind":"health","what":"agent","ok":true,"node":"gpu-17",…}
 
-what: controller, bus, agent, worker, job (no iteration ends), ring (records lost), tracker,
-coverage (workers nobody watches), token, clock, messages.
+what: controller, bus, agent, worker, job (no iteration ends and no collective is made), ring
+(records lost), tracker, coverage (workers nobody watches), token, clock, messages. While only
+collectives go on, as in an evaluation, nothing is wrong; that is told too, `ok`:
+
+    {"kind":"health","what":"job","ok":true,"event":"between","since_t":1745735301.2,
+     "message":"no training iteration since …; collectives go on: …"}
 """
 
 from __future__ import annotations
@@ -68,6 +72,12 @@ class HealthBook:
         self._began_s: float | None = None
         self._world = 0
         self._outage_s = 0.0
+        self._records: dict[int, int] = {}
+        """Of each rank, as its agent last told: collectives read."""
+        self._moved_s: float | None = None
+        """When those of a rank last grew."""
+        self._between = False
+        """It has been told that collectives go on without iterations."""
         self._living: set[int] | None = None
         """`living` as long as it stays; it is asked for with every profile."""
 
@@ -138,6 +148,9 @@ class HealthBook:
             out.append(self._record(Trouble("agent", node), True, now_s, text, ranks=ranks))
         for worker in event.workers:
             self._world = max(self._world, worker.world_size)
+            if self._records.get(worker.rank, worker.records) != worker.records:
+                self._moved_s = now_s
+            self._records[worker.rank] = worker.records
             out += self._growing(
                 Trouble("ring", node, worker.rank), worker.lost_records, now_s,
                 f"rank {worker.rank}: records are overwritten before node {node}'s agent reads "
@@ -205,10 +218,7 @@ class HealthBook:
                 out += self._turn(
                     Trouble("worker", worker.node, worker.rank), text, now_s, worker.seen_s
                 )
-            stall_s = max(self._stall_after_s, 20.0 * usual_s)
-            stalled = bool(alive) and now_s - advanced_s > stall_s
-            text = f"no iteration has ended since {_clock(advanced_s)}: the job hangs" * stalled
-            out += self._turn(Trouble("job"), text, now_s, advanced_s)
+            out += self._standstill(advanced_s, max(self._stall_after_s, 20.0 * usual_s), now_s)
             began_s = self._began_s if self._began_s is not None else now_s
             if self._world and now_s - began_s > (
                 self._blind_after_s if self._alone else _COVERAGE_S
@@ -228,6 +238,28 @@ class HealthBook:
             k for k, (_, grew_s) in self._counts.items() if now_s - grew_s > _QUIET_AGAIN_S
         ]:
             out += self._turn(key, "", now_s)
+        return out
+
+    def _standstill(self, advanced_s: float, stall_s: float, now_s: float) -> list[Instruction]:
+        """No iteration ends: the job hangs, or does something else."""
+        stalled = bool(self.living) and now_s - advanced_s > stall_s
+        moved_s = max(advanced_s, self._moved_s or advanced_s)
+        hangs = stalled and now_s - moved_s > stall_s
+        text = f"no iteration has ended since {_clock(advanced_s)}"
+        if moved_s - advanced_s > stall_s:
+            text += f", and no collective was made since {_clock(moved_s)}"
+        out = self._turn(Trouble("job"), f"{text}: the job hangs" * hangs, now_s, advanced_s)
+        if stalled and not hangs and not self._between:
+            text = (
+                f"no training iteration since {_clock(advanced_s)}; collectives go on: an "
+                "evaluation, a checkpoint, or steps that cannot be seen (tell them by "
+                "failslow.step())"
+            )
+            record = self._record(
+                Trouble("job"), True, now_s, text, event="between", since_t=advanced_s
+            )
+            out += [record, Say(text)]
+        self._between = stalled and not hangs
         return out
 
     # -- transitions -------------------------------------------------------------------------------

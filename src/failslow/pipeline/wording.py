@@ -25,6 +25,11 @@ def described(diagnosis: Diagnosis) -> str:
     text = "suspects: " + (", ".join(parts) or "none")
     if diagnosis.everyone:
         text = "every rank is late alike: not one worker"
+    if diagnosis.compute_alike:
+        text = (
+            "all ranks compute longer alike: perhaps the work changed (tell it by "
+            "failslow.step(work=…))"
+        )
     return "; ".join(filter(None, (text, diagnosis.imbalance, diagnosis.note)))
 
 

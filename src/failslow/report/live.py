@@ -36,6 +36,7 @@ _PHASES: dict[Phase, tuple[str, str]] = {
     "suspected": ("suspected", "yellow"),
     "slow": ("fail-slow", "bold red"),
     "silent": ("silent", "bold magenta"),
+    "between": ("no training iteration, collectives go on", "yellow"),
     "stalled": ("no iteration ends", "bold red"),
     "ended": ("ended", "dim"),
 }
@@ -88,7 +89,7 @@ def waiting_view(where: str) -> RenderableType:
 def live_document(job: LiveJob, *, folder: str) -> dict[str, Any]:
     """Schema failslow.status/1: keys are stable, keys may be added.
 
-    phase       waiting | learning | healthy | suspected | slow | stalled | silent | ended
+    phase       waiting | learning | healthy | suspected | slow | between | stalled | silent | ended
     slow        {since_t, since_step, slowdown, confirmed, culprits} while suspected or slow
     monitoring  {state: healthy | impaired | blind, troubles}
     workers     rank, node, state (ok | suspected | slow | blind | gone), step, last_t,
@@ -256,6 +257,8 @@ def inquiry_lines(job: LiveJob) -> Iterator[Text]:
             ratio = units.slowdown(suspect.slowdown)
             text = f"suspect: {words.suspect_text(suspect)} {ratio}, score {suspect.score:.2f}"
             yield Text(text, style="yellow")
+    if found.diagnosis is not None and found.diagnosis.everyone:
+        yield Text(words.diagnosis_text(found.diagnosis), style="yellow")
     if found.level != "S1" or found.decision is not None:
         line = Text.assemble((f"{found.level} in force", "" if found.level == "S1" else "green"))
         if found.decision is not None:

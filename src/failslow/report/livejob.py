@@ -21,9 +21,12 @@ from failslow.report.inquiry import Inquiry
 
 __all__ = ["LiveJob", "LiveState", "LiveWorker", "Phase", "Trouble", "WorkerState"]
 
-Phase = Literal["waiting", "learning", "healthy", "suspected", "slow", "stalled", "silent", "ended"]
+Phase = Literal[
+    "waiting", "learning", "healthy", "suspected", "slow", "between", "stalled", "silent", "ended"
+]
 """waiting: nothing is known; learning: no healthy iteration time yet; slow: an episode is on;
-stalled: no iteration ends; silent: nobody writes, so what is known is of the past."""
+between: no iteration ends for long while collectives go on, as in an evaluation; stalled: neither
+goes on; silent: nobody writes, so what is known is of the past."""
 WorkerState = Literal["ok", "suspected", "slow", "blind", "gone"]
 """slow: named by a verdict or the episode that is on, suspected: by a suspicion or a diagnosis;
 blind: its agent or its records are missing; gone: it has ended."""
@@ -154,6 +157,7 @@ class _Launch:
     healthy_s: float | None = None
     workers: dict[int, _Worker] = field(default_factory=dict)
     slow: _Slow | None = None
+    between: bool = False
     episodes: set[str] = field(default_factory=set)
     lost_s: dict[tuple[str, int], float] = field(default_factory=dict)
     """By id and first step: an episode that is opened again has several stretches."""
@@ -224,6 +228,7 @@ class LiveState:
     def _take_job_step(self, step: StepSample, entry: JournalEntry) -> None:
         launch = self._launch
         self._note_step(step.step)
+        launch.between = False
         launch.last, launch.step_t = step, entry.t
         launch.healthy_s = _number(entry.tags.get("healthy_s")) or launch.healthy_s
 
@@ -291,6 +296,8 @@ class LiveState:
                     self._launch.workers[gone].gone = True
             for key in [key for key in self._launch.troubles if key[1] == node]:
                 del self._launch.troubles[key]
+        if what == "job":
+            self._launch.between = record.get("event") == "between"
         key = (what, node, rank)
         if record.get("ok", True):
             self._launch.troubles.pop(key, None)
@@ -314,8 +321,9 @@ class LiveState:
             return "silent"
         if self._last_t is None or (launch.last is None and not launch.workers):
             return "waiting"
-        if any(trouble.what == "job" for trouble in launch.troubles.values()):
-            return "stalled"
+        hangs = any(trouble.what == "job" for trouble in launch.troubles.values())
+        if hangs or launch.between:
+            return "stalled" if hangs else "between"
         if launch.slow:
             return "slow" if launch.slow.confirmed else "suspected"
         return "learning" if launch.healthy_s is None else "healthy"

@@ -84,6 +84,11 @@ def suspect_text(suspect: Suspect) -> str:
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
     """The likeliest suspect, or why there is none."""
+    if diagnosis.compute_alike:
+        return (
+            "all ranks compute longer alike: perhaps the work changed (tell it by "
+            "failslow.step(work=…))"
+        )
     if diagnosis.everyone:
         return "all workers are late alike: not one worker"
     if not diagnosis.suspects:

@@ -127,7 +127,7 @@ def _suspects(case: Case) -> Iterator[str]:
     if diagnosis.missing:
         facts.append(f"none of {words.ranks_text(diagnosis.missing)}")
     if diagnosis.everyone:
-        facts.append("all workers are late alike: not one worker")
+        facts.append(words.diagnosis_text(diagnosis))
     if diagnosis.imbalance:
         facts.append(f"uneven by design: {diagnosis.imbalance}")
     if diagnosis.note:
