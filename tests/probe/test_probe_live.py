@@ -38,7 +38,7 @@ def test_a_short_probe_is_healthy_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert ProbeResult.from_json(printed) == result
     assert (result.probe_id, result.state, result.result) == ("short", "done", "healthy")
     assert (result.workers, result.dp, result.size_class) == (2, 2, "single-node")
-    assert 35 <= result.iterations <= 40
+    assert result.iterations >= 40
     assert result.healthy_iteration_s is not None
     assert result.begin_t < result.end_t
     assert result.latency_cv_intra_node is not None

@@ -196,6 +196,24 @@ def test_the_time_counts_from_the_first_iteration_seen(tmp_path: Path, clock: Cl
     assert clock.now_s - seen_s[0] == pytest.approx(60.0, abs=0.5)
 
 
+def test_iterations_count_once_they_are_seen(tmp_path: Path, clock: Clock) -> None:
+    spec = ProbeSpec(probe_id="p", iterations=30)
+    assert "30" not in ProbeJob(spec, Place(), tmp_path, {})._arguments(), "workers train on"
+    made = Made()
+    job = FakeJob(tmp_path / "journal.jsonl", [], spec=spec)
+
+    def running() -> str:
+        made.train(1, HEALTHY_S)
+        list(made.entries(tmp_path))
+        return "ended" if job.did else "running"
+
+    job.then = [running]
+    job.reason = "told"
+    assert watched(job) == ("done", "")
+    assert (job.did, made.step) == (["tell"], 31)
+    assert clock.now_s < 1010.0
+
+
 def test_training_that_nobody_watches_is_given_up(tmp_path: Path, clock: Clock) -> None:
     job = FakeJob(tmp_path / "none", states("running"), steps=30)
     assert watched(job) == (

@@ -71,7 +71,10 @@ def run(
     iterations: Annotated[
         int | None,
         typer.Option(
-            "--iterations", metavar="N", min=1, help="End after so many, if sooner; at least 20."
+            "--iterations",
+            metavar="N",
+            min=1,
+            help="End once so many were seen, if sooner; at least 20.",
         ),
     ] = None,
     preset: Annotated[

@@ -254,8 +254,8 @@ class ProbeJob:
             *("--tp", str(grid.tp), "--pp", str(grid.pp), "--dp", str(grid.dp)),
             *_MODEL[spec.preset],
             *("--micro-batches", str(_MICROBATCHES[spec.preset] * grid.dp)),
-            *("--steps", str(spec.iterations or _STEPS)),
-            # whoever watches ends it in time, by when it first saw an iteration
+            *("--steps", str(_STEPS)),
+            # whoever watches ends it, by the iterations it saw and when it saw the first
             *("--seconds", f"{spec.duration_s + _SPARE_S:g}"),
             *("--seed", str(spec.seed)),
         ]

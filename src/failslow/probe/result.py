@@ -231,7 +231,7 @@ class ProbeSpec:
     duration_s: float = 60.0
     """Of training; start-up comes on top."""
     iterations: int | None = None
-    """End after so many instead, if that is sooner."""
+    """End once so many were seen instead, if that is sooner; some more may pass meanwhile."""
     preset: Preset = "cpu"
     """Sizes of the job; probes compare only within a preset and layout."""
     seed: int = 0

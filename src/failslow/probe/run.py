@@ -167,7 +167,7 @@ class _Watch:
         """By what its workers say, or by what is seen of it."""
         self._told_s: float | None = None
         self._is_over = False
-        """Its time is."""
+        """Its time is, or it has the iterations it is to have."""
 
     @property
     def trained_s(self) -> float:
@@ -213,7 +213,8 @@ class _Watch:
 
     def _fault(self, now_s: float) -> str:
         """Why it is to be given up; ends it when its time is over."""
-        duration_s, seen_s = self._job.spec.duration_s, self._tail.seen_s
+        spec, seen_s = self._job.spec, self._tail.seen_s
+        duration_s = spec.duration_s
         if self._job.place.node_rank:
             hangs = now_s - self._begin_s > _START_S + duration_s + _OVERTIME_S
         elif seen_s is None:
@@ -221,7 +222,11 @@ class _Watch:
         else:
             self._trains_since_s = self._trains_since_s or seen_s
             hangs = now_s - seen_s > duration_s + _OVERTIME_S
-            if now_s - seen_s >= duration_s and not self._is_over and self._told_s is None:
+            enough = (
+                spec.iterations is not None and self._tail.progress.iterations >= spec.iterations
+            )
+            is_over = enough or now_s - seen_s >= duration_s
+            if is_over and not self._is_over and self._told_s is None:
                 self._is_over = True
                 self._job.tell()
         return f"training did not end within {duration_s:g} s; it hangs" if hangs else ""
