@@ -99,7 +99,8 @@ class RuntimeConfig(StageConfig):
     blind_after_s: float = Field(10.0, gt=0.0)
     """Silence of an agent, or of a worker's records, after which monitoring is called blind."""
     stall_after_s: float = Field(60.0, gt=0.0)
-    """Time without any iteration, and 20 usual ones at least, after which a job is said to hang."""
+    """Time without any iteration or collective, and 20 usual iterations at least, after which a job
+    is said to hang."""
     worker_interval_s: float = Field(1.0, gt=0.0)
     """A worker's own record is written this often at most..."""
     worker_records_per_s: float = Field(100.0, gt=0.0)
