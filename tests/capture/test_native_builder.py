@@ -300,6 +300,19 @@ def test_one_that_is_refused_is_built_again(compiler: Compiler) -> None:
     assert state(environ).name == "built"
 
 
+def test_a_cache_that_a_lax_umask_left_open_is_closed_and_used(
+    compiler: Compiler, tmp_path: Path
+) -> None:
+    environ = compiler("cp BUILT $out")
+    path = build(environ)
+    path.parent.parent.chmod(0o775)
+    assert state(environ).name == "missing"
+    assert build(environ) == path
+    assert path.parent.parent.stat().st_mode & 0o777 == 0o755
+    assert state(environ).name == "built"
+    assert len(runs(tmp_path)) == 1
+
+
 @pytest.mark.slow
 def test_one_that_cannot_be_loaded_is_told_and_built_again_by_hand(compiler: Compiler) -> None:
     environ = compiler("cp BUILT $out")

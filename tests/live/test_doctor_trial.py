@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from failslow.capture.builder import extension_path
 from failslow.capture.ring import find_rings, ring_folders
 from failslow.runtime.doctor.trial import trial_checks
 
@@ -72,6 +74,22 @@ def test_what_the_weaker_mode_of_capture_misses_is_said(tmp_path: Path) -> None:
     assert "collectives of DDP's C++ reducer" in checks["capture"].found
     assert "step()" in checks["capture"].remedy
     assert checks["monitoring"].found == "FAILSLOW_AGENT is off: no agent was started"
+
+
+@pytest.mark.slow
+def test_a_compiled_capture_that_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    environ = plain(
+        XDG_CACHE_HOME=str(tmp_path), FAILSLOW_CAPTURE_FOLDER=str(tmp_path), FAILSLOW_AGENT="0"
+    )
+    path = extension_path(environ)
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_text("no extension")
+    path.with_name("sha256").write_text(hashlib.sha256(b"no extension").hexdigest())
+    checks = {check.name: check for check in trial_checks(environ, timeout_s=90.0)}
+
+    assert checks["capture"].status == "warn"
+    assert f"{path} cannot be loaded" in checks["capture"].found
+    assert checks["capture"].remedy == "python -m failslow.capture.native"
 
 
 def test_a_plugin_that_is_switched_off_fails_with_its_remedy() -> None:

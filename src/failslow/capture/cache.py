@@ -84,8 +84,9 @@ def prepare(folder: Path) -> str:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | (os.O_NOFOLLOW if own else 0)
     handle = os.open(root, flags)
     try:
-        if os.fstat(handle).st_uid == os.getuid():  # made with a lax umask
-            os.fchmod(handle, 0o700)
+        about = os.fstat(handle)
+        if about.st_uid == os.getuid():  # made with a lax umask
+            os.fchmod(handle, 0o700 if own else stat.S_IMODE(about.st_mode) & ~0o022)
         if not (_is_safe(os.fstat(handle)) and (not own or _is_private(handle))):
             return f"{root}: is not this user's alone; remove it"
     finally:

@@ -31,9 +31,9 @@ def watch_once_joined() -> None:
     """Have this process watched when it joins its first process group; until then it costs
     nothing."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None:  # a torch without torch.distributed
+    original = getattr(c10d, _PLACE, None)
+    if original is None:  # a torch without torch.distributed, or one that has it elsewhere
         return
-    original = getattr(c10d, _PLACE)
     joined = False
 
     def update(group: Any) -> None:
