@@ -223,7 +223,10 @@ def test_troubles_come_and_go_and_only_known_ones_become_labels(
     assert value(server, "failslow_monitoring_troubles", what="agent") == 1
     metrics.observe({"what": "agent", "ok": True, "node": "b"}, kind="health")
     assert value(server, "failslow_monitoring_healthy") == 1
+    metrics.observe({"what": "job", "ok": True, "event": "between"}, kind="health")
+    assert value(server, "failslow_monitoring_troubles", what="job") == 0  # only evaluates
     metrics.observe({"what": "job", "ok": False}, kind="health")
+    assert value(server, "failslow_monitoring_troubles", what="job") == 1
     assert value(server, "failslow_monitoring_healthy") == 1  # that the job hangs is well seen
 
     shown = scrape(server)["failslow_monitoring_troubles"][1]
