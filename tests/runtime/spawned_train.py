@@ -35,4 +35,4 @@ def work(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(work, args=(Path(os.environ["TRAIN_FOLDER"]),), nprocs=2)  # type: ignore[attr-defined]  # torch's
+    mp.spawn(work, args=(Path(os.environ["TRAIN_FOLDER"]),), nprocs=2)  # type: ignore[attr-defined,no-untyped-call]  # torch's
