@@ -91,6 +91,9 @@ class ProcessServer:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        # a thread stops when it next gets a core, and would answer until then
+        tasks = list(Path(f"/proc/{self.process.pid}/task").glob("*/stat"))
+        until(lambda: all(t.read_text().rpartition(")")[2].split()[0] == "T" for t in tasks))
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
