@@ -58,10 +58,11 @@ def explain(
     """`finding` with its cause, the facts, and what was measured; `what` may become device or host.
 
     windows: bodies of telemetry reports, each with "node" (`runtime.duty_telemetry`), of nodes
-    concerned or not. Times are epoch seconds of the job's clock (`windows.on_job_clock`). The cause is one of "CPU contention", "device
-    degradation", also "(thermal)", "(power)", "(clocks)", "(quota)", "(stopped by signals)",
-    "(link speed)", "network congestion", "several at once: …", or "" where nothing tells; a slow
-    GPU is "device degradation" whatever telemetry says: its benchmark has proved it.
+    concerned or not. Times are epoch seconds of the job's clock (`windows.on_job_clock`). The
+    cause is one of "CPU contention", "device degradation", also "(thermal)", "(power)",
+    "(clocks)", "(quota)", "(stopped by signals)", "(link speed)", "network congestion", "several
+    at once: …", or "" where nothing tells; a slow GPU is "device degradation" whatever telemetry
+    says: its benchmark has proved it.
     """
     nodes = [NodeWindow.of(body) for body in windows]
     weighing = _Weighing(onset_t, relief_t)
