@@ -223,6 +223,15 @@ def test_a_host_is_a_machine_whatever_its_containers_are_called(streams: Streams
     assert [profile.node for profile in profiles] == ["gpu-17"] * 2  # what people call it
 
 
+def test_a_node_that_was_named_is_a_machine_of_its_own(streams: Streams) -> None:
+    """As the nodes of a test bed: they compute at the same time."""
+    worker = Scripted(streams, 0)
+    worker.description |= {"host": "vm", "boot_id": "8c1f"}
+    node = Node([worker])
+    node.duty = ProfileDuty(node="n2", named=True)
+    assert read_profile_body(node.until(15.0)[0].body).host == "n2"
+
+
 @pytest.mark.parametrize(
     ("backend", "nic", "trees"), [("gloo", "eth0", False), ("cuda:nccl", "", True)]
 )

@@ -237,6 +237,8 @@ class TestBed:
                 "LOCAL_RANK": str(rank % workers_per_node),
                 "GROUP_RANK": str(node.index),
                 "FAILSLOW_CAPTURE_FOLDER": str(node.rings),
+                # a machine of its own, though all run on one kernel
+                "FAILSLOW_NODE": node.namespace,
                 **(env or {}),
             }
             if cores is not None:

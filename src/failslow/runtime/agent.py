@@ -38,7 +38,7 @@ from failslow.runtime.duty_telemetry import TelemetryDuty
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import Follower, NodeWatch
-from failslow.runtime.rendezvous import Meeting, meeting, node_name
+from failslow.runtime.rendezvous import Meeting, given_name, meeting, node_name
 from failslow.runtime.rings import OwnRings
 from failslow.runtime.supervise import StepBack
 from failslow.runtime.transport import Endpoint, from_url
@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         blind_after_s=runtime.blind_after_s,
         metrics=metrics,
         duties=[
-            ProfileDuty(node=node),
+            ProfileDuty(node=node, named=bool(given_name(environ))),
             RestartDuty(node, Path(environ["FAILSLOW_DIR"])),
             PauseDuty(node),
             SteerDuty(node),

@@ -70,9 +70,10 @@ class ProfileDuty(Duty):
 
     topic: ClassVar[str] = "profile"
 
-    def __init__(self, *, node: str, gpus: Path = _GPUS) -> None:
-        """gpus: where the driver lists the node's devices."""
-        self._node, self._gpus = node, gpus
+    def __init__(self, *, node: str, named: bool = False, gpus: Path = _GPUS) -> None:
+        """named: somebody gave the node its name, so it is a machine of its own, whatever else
+        runs on the same kernel. gpus: where the driver lists the node's devices."""
+        self._node, self._named, self._gpus = node, named, gpus
         self._ordered: _Take | None = None
         self._takes: dict[int, _Take] = {}
         self._workers: dict[int, WatchedWorker] = {}
@@ -164,7 +165,7 @@ class ProfileDuty(Duty):
             rank=worker.rank,
             node=self._node,
             # two containers of one machine have two names
-            host=str(about.get("boot_id") or about.get("host", "")),
+            host=self._node if self._named else str(about.get("boot_id") or about.get("host", "")),
             device=self._device(worker),
         )
         if profile is not None:

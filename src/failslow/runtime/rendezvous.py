@@ -27,6 +27,7 @@ from failslow.errors import ConfigError
 __all__ = [
     "Meeting",
     "derived_port",
+    "given_name",
     "is_loopback",
     "is_single_node",
     "meeting",
@@ -104,12 +105,16 @@ def node_name(environ: Mapping[str, str]) -> str:
 
     The latter tells apart the nodes of a test bed that share a machine.
     """
-    given = environ.get("FAILSLOW_NODE") or environ.get("SLURMD_NODENAME")
-    if given:
+    if given := given_name(environ):
         return given
     name = socket.gethostname()
     own, init = net_namespace("self"), net_namespace("1")
     return f"{name}-{own}" if own and init and own != init else name
+
+
+def given_name(environ: Mapping[str, str]) -> str:
+    """The node's name as somebody gave it; "" nobody did."""
+    return environ.get("FAILSLOW_NODE") or environ.get("SLURMD_NODENAME") or ""
 
 
 def net_namespace(pid: str) -> str:
