@@ -40,8 +40,12 @@ def started_anew(job: WatchedJob, first: dict[int, int]) -> bool:
 def test_restarted_workers_are_watched_on_in_the_same_journal() -> None:
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     command = [
-        torchrun, "--max-restarts", "1", "--nproc-per-node", "2",
-        "--master-port", str(free_port()), "--no-python", *FIRST, sys.executable, str(TRAIN),
+        # workers started anew in the launcher's store may meet the addresses of those before them,
+        # watched or not ("Connection refused", torch 2.13 with gloo): they get a store of their own
+        "env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        torchrun, "--max-restarts", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"localhost:{free_port()}", "--no-python", *FIRST, sys.executable,
+        str(TRAIN),
     ]  # fmt: skip
     with watched(world=2, command=command) as job:
         job.until(lambda: len(job.steps()) >= 20, 150.0)
