@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -164,3 +165,31 @@ def _ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def test_a_round_trip_ends_with_the_doctor_that_is_killed(tmp_path: Path) -> None:
+    """A server that takes every connection and never answers holds its clients for good."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environ = {**os.environ, "FAILSLOW_TRANSPORT": f"tcpstore://127.0.0.1:{_port(server)}"}
+        start = (
+            "import subprocess, sys, time\n"
+            "one = [sys.executable, '-m', 'failslow.runtime.doctor.roundtrip']\n"
+            "print(subprocess.Popen(one, start_new_session=True).pid, flush=True)\n"
+            "time.sleep(60)"
+        )
+        doctor = subprocess.Popen(
+            [sys.executable, "-c", start], env=environ, stdout=subprocess.PIPE, cwd=tmp_path
+        )
+        assert doctor.stdout is not None
+        trip = psutil.Process(int(doctor.stdout.readline()))
+        server.settimeout(60.0)
+        with server.accept()[0]:
+            doctor.kill()
+            doctor.wait()
+            doctor.stdout.close()
+            trip.wait(10.0)
+
+
+def _port(server: socket.socket) -> int:
+    port: int = server.getsockname()[1]
+    return port

@@ -3,7 +3,7 @@
 In: a worker that brings the monitoring up. Out: a line of the run folder's `claims`:
 
     {"job":"exp1","origin":"40112-8231907@127.0.0.1:33291/4026531840@elastic",
-     "worker":"40120-8231950","node":"gpu-17","several":false,"journal":"/work/failslow-runs/exp1","namespace":"pid:[402…]"}
+     "worker":"40120-8231950","node":"gpu-17","several":false,"journal":"/home/ada/failslow-runs/exp1","namespace":"pid:[402…]"}
 """
 
 from __future__ import annotations
