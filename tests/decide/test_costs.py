@@ -30,6 +30,18 @@ def test_what_was_learnt_is_recalled_whole() -> None:
     assert other.cost("S2")[1] == "estimate"
 
 
+def test_bad_measurements_make_a_level_less_worth_and_never_worth_nothing() -> None:
+    book = CostBook(DecideConfig())
+    shares = []
+    for _ in range(6):
+        book.learn_share("S2", promised=0.8, achieved=0.0)
+        shares.append(book.share("S2", 0.6))
+    assert shares == pytest.approx([0.3, 0.2, 0.15, 0.12, 0.1, 0.1])
+    for _ in range(3):
+        book.learn_share("S2", promised=0.8, achieved=0.8)
+    assert book.share("S2", 0.6) == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize(
     "learnt",
     [

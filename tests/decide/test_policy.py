@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.decide.jobs import device, facts, link, settings, verdict
+from tests.decide.jobs import Shares, device, facts, link, settings, verdict
 from tests.decide.policed import Job
 
 from failslow.decide.events import Pace, Relieved, Tick
@@ -238,6 +238,24 @@ def test_fault_that_comes_back_soon_goes_on_with_its_account() -> None:
     (decision,) = decisions
     assert decision.lost_s == pytest.approx(10.0, abs=2.1)
     assert start == 200.0
+
+
+def test_other_culprits_one_after_the_other_are_not_charged_what_those_before_them_lost() -> None:
+    job = Job(Shares({"S4": 1.0}), restart_cost_s=600.0, memory_s=1800.0)
+    for number in range(15):  # 55 s each, over ten minutes apart
+        start_s, culprit = 700.0 * number, device(number, host=f"gpu-{number}")
+        job.at(start_s, Pace(episode=f"e{number}", slowdown=2.0, lost_s=0.0))
+        job.at(start_s + 2.0, verdict(culprit, episode=f"e{number}"))
+        job.at(start_s + 110.0, Tick())
+        job.at(start_s + 110.0, Relieved(episode=f"e{number}", lost_s=55.0))
+    assert job.decisions == []
+    job.at(11_000.0, Pace(episode="e14", slowdown=2.0, lost_s=0.0))  # the last one is back
+    job.at(11_002.0, verdict(culprit, episode="e14"))
+    due_s = job.policy.due_s()
+    assert due_s == pytest.approx(11_000.0 + (600.0 - 55.0) * 2.0)
+    assert due_s is not None
+    (decision,) = job.at(due_s, Tick())
+    assert (decision.level, decision.lost_s) == ("S4", pytest.approx(600.0))
 
 
 def test_fault_that_comes_back_late_is_another_one() -> None:

@@ -6,6 +6,7 @@ relief goes on with its account: flapping is one fault, and what it cost is not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from failslow.config import DecideConfig
@@ -48,6 +49,8 @@ class Account:
     """Lost in the present episode as of its last report..."""
     since_report_s: float = 0.0
     """...and since then, by the slowdown it reported."""
+    before_s: float | None = None
+    """What had been lost when the fault came back, until it is known whether it is the same one."""
     spent_s: float = 0.0
     findings: dict[str, Finding] = field(default_factory=dict)
     recovered: set[str] = field(default_factory=set)
@@ -89,7 +92,9 @@ class Account:
     ignored: set[str] = field(default_factory=set)
     """Culprits a person wants nothing done about; one found later is none of them."""
     resting_since: float | None = None
-    """When the fault was over; None while it is on."""
+    """When the fault was over; None while it is on..."""
+    woken_s: float = 0.0
+    """...and when it came back."""
 
     @property
     def lost_s(self) -> float:
@@ -178,8 +183,18 @@ class Account:
         self.banked_s += lost_s
         self.reported_s = self.since_report_s = 0.0
 
-    def blame(self, finding: Finding) -> None:
-        """A verdict named `finding`."""
+    def accuse(self, findings: Sequence[Finding]) -> None:
+        """A verdict named `findings`. Where none is among the culprits before, the fault is another
+        one: what was lost before it came is none of its loss."""
+        before_s, self.before_s = self.before_s, None
+        known = {finding.key for finding in findings} & self.recovered
+        if before_s is not None and self.recovered and not known:
+            self.banked_s -= before_s
+            self.spent_s, self.began_s, self.theta = 0.0, self.woken_s, None
+        for finding in findings:
+            self._blame(finding)
+
+    def _blame(self, finding: Finding) -> None:
         key = finding.key
         self.seen[key] = self.seen.get(key, 0) + 1
         self.well_since.pop(key, None)
@@ -267,5 +282,5 @@ class Account:
         self.resting_since = self.now_s
 
     def wake(self) -> None:
-        """It is back."""
-        self.resting_since = None
+        """It is back, or another one has come."""
+        self.resting_since, self.woken_s, self.before_s = None, self.now_s, self.lost_s

@@ -94,9 +94,15 @@ class CostBook:
         return (median(measured), "measured") if measured else (self._estimate_s[level], "estimate")
 
     def share(self, level: Rung, promised: float) -> float:
-        """The share a plan will remove that promises `promised`, as such plans have done."""
+        """The share a plan will remove that promises `promised`, as such plans have done.
+
+        n bad measurements leave 1 / (n + 1) of the promise: a level believed to remove nothing
+        would never be measured again, and another fault may have struck just then.
+        """
         kept = self._kept.get(level)
-        return min(1.0, promised * median(kept)) if kept else promised
+        if not kept:
+            return promised
+        return min(1.0, promised * max(median(kept), 1.0 / (1.0 + len(kept))))
 
 
 def _numbers(found: object) -> list[float]:

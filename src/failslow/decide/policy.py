@@ -90,9 +90,7 @@ class Policy:
             self._present(event.episode, now_s).report(event.episode, event.lost_s, event.slowdown)
         elif isinstance(event, Verdict):
             if event.findings:
-                account = self._present(event.episode, now_s)
-                for finding in event.findings:
-                    account.blame(finding)
+                self._present(event.episode, now_s).accuse(event.findings)
         elif isinstance(event, Relieved):
             self._relieved(event)
         elif isinstance(event, CulpritPace):
