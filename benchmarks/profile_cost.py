@@ -19,7 +19,7 @@ import time
 import numpy as np
 
 from failslow.localize.profile import diagnose
-from failslow.localize.profile_wire import profile_body, read_profile_body
+from failslow.profile_wire import profile_body, read_profile_body
 from failslow.records import CallCell, RankProfile
 
 TP, PP, ITERATIONS = 8, 8, 20

@@ -31,7 +31,7 @@ from failslow.journal import (
     encode_entry,
     read_journal,
 )
-from failslow.records import Culprit, Episode, Level, StepSample
+from failslow.records import CallCell, Culprit, Episode, Level, RankProfile, StepSample
 
 T = 1_745_735_250.9
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -119,6 +119,29 @@ def test_an_unknown_kind_comes_back_bare(bare: dict[str, Any]) -> None:
     bare = {name: value for name, value in bare.items() if name not in ("t", "kind")}
     entry = decode_entry(encode_entry(bare, t=T, kind="weather"))
     assert entry == JournalEntry(t=T, kind="weather", record=bare)
+
+
+@pytest.mark.parametrize("world", [8, 10_240])
+def test_a_profile_of_a_wide_job_is_a_short_line(world: int) -> None:
+    """Its groups written out for each call, those of 2,048 ranks would fill the journal thrice."""
+    everybody, line = tuple(range(world)), tuple(range(3, world, 8))
+    cells = tuple(
+        CallCell(
+            group=everybody if position % 2 else line, label="dp", op="allreduce_",
+            size_bytes=1 << 20, position=position, calls=20, duration_s=0.004, wait_s=0.001,
+            gap_s=0.05,
+        )
+        for position in range(30)
+    )  # fmt: skip
+    profile = RankProfile(
+        rank=3, node="gpu-3", start_t=T, end_t=T + 3.0, iterations=20, iteration_s=0.5,
+        compute_s=0.3, cells=cells,
+    )  # fmt: skip
+    text = encode_entry(profile, t=T, episode="e1")
+    assert len(text) < 10_000
+    entry = decode_entry(text)
+    assert entry == JournalEntry(t=T, kind="rankprofile", record=profile, tags={"episode": "e1"})
+    assert entry.record.cells[1].group is entry.record.cells[3].group or world == 8
 
 
 def test_a_step_line_has_the_documented_form() -> None:

@@ -5,7 +5,7 @@ of `Suspect`s. One line of a journal each:
 
     {"kind":"rankprofile","rank":3,"node":"gpu-17","iterations":20,"compute_s":0.051,"cells":[
      {"group":[0,1,2,3],"label":"mesh_dp","op":"allreduce_","size_bytes":66560,"position":0,
-      "calls":20,"duration_s":0.0042,"wait_s":0.0011,"gap_s":0.0508}, …],…}
+      "calls":20,"duration_s":0.0042,"wait_s":0.0011,"gap_s":0.0508}, …],…}    (`profile_wire`)
     {"kind":"diagnosis","episode":"e1745735301","suspects":[{"what":"compute","ranks":[3],
      "slowdown":1.52,"score":0.93,…}],"note":"",…}
 """

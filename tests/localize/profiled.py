@@ -25,8 +25,8 @@ from tests.transport.servers import free_port
 
 from failslow.capture.ring import find_rings
 from failslow.config import TrackConfig
-from failslow.localize.profile_wire import read_profile_body
 from failslow.pipeline import Order, Report
+from failslow.profile_wire import read_profile_body
 from failslow.records import RankProfile
 from failslow.runtime.duty_profile import ProfileDuty
 from failslow.runtime.node import NodeWatch

@@ -15,9 +15,9 @@ from tests.localize.made_streams import Faults, Grid, Streams, run
 
 from failslow.capture.layout import CALL, OPS
 from failslow.capture.reader import RECORD_DTYPE, Group
-from failslow.localize.profile_wire import profile_body, read_profile_body
 from failslow.mailbox import Mailbox
 from failslow.pipeline import Order, Report
+from failslow.profile_wire import profile_body, read_profile_body
 from failslow.records import CallCell, RankProfile, StepSample
 from failslow.runtime.duty_profile import ProfileDuty
 

@@ -159,6 +159,17 @@ def test_a_slow_device_is_suspected_proved_and_named() -> None:
     assert job.said("verdict")[-1].t - onset < 5.0
 
 
+def test_of_many_calls_the_suspects_profiles_are_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a thousand ranks would hold the controller up, and drive all else out."""
+    monkeypatch.setattr("failslow.pipeline.inquiry._JOURNALED_CELLS", 2)
+    job = inquired()
+    job.story()
+    taken = [(e.tags["episode"] != "", e.record.rank) for e in job.said("rankprofile")]
+    assert taken == [(False, 0), (False, 1), (True, 2), (True, 0)]
+
+
 def test_in_mode_observe_nobody_is_paused_and_the_suspect_is_named() -> None:
     job = inquired("observe")
     job.story()

@@ -23,6 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from failslow import records
 from failslow.errors import JournalError
+from failslow.profile_wire import profile_body, read_profile_body
+from failslow.records import RankProfile
 
 __all__ = ["JournalEntry", "decode_entry", "encode_entry", "rotated_path"]
 
@@ -60,7 +62,10 @@ def encode_entry(record: Any, *, t: float, kind: str | None = None, **tags: Any)
         plain = dict(record)
     else:
         kind = kind or _kind_of(type(record))
-        plain = {f.name: getattr(record, f.name) for f in fields(record)}
+        if isinstance(record, RankProfile):  # its groups may be of thousands of ranks each
+            plain = profile_body(record)
+        else:
+            plain = {f.name: getattr(record, f.name) for f in fields(record)}
     line = {"t": t, "kind": kind}
     for name, value in (*tags.items(), *plain.items()):
         line[_key(kind, name)] = _plain(value)
@@ -88,10 +93,14 @@ def decode_entry(line: bytes | str) -> JournalEntry:
         return JournalEntry(t=t, kind=kind, record=found)
     keys = {_key(kind, f.name): f.name for f in fields(cls)}
     try:
-        record = _validate(cls, {keys[key]: found[key] for key in keys.keys() & found.keys()})
-    except ValidationError:
+        if packed := cls is RankProfile and "groups" in found:
+            record = read_profile_body(found)
+        else:
+            record = _validate(cls, {keys[key]: found[key] for key in keys.keys() & found.keys()})
+    except ValueError:  # pydantic's, too
         return JournalEntry(t=t, kind=kind, record=found)
-    tags = {key: value for key, value in found.items() if key not in keys}
+    known = {*keys, "groups"} if packed else keys
+    tags = {key: value for key, value in found.items() if key not in known}
     return JournalEntry(t=t, kind=kind, record=record, tags=tags)
 
 

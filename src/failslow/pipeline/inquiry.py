@@ -25,7 +25,6 @@ from failslow.localize.evidence import explain_all
 from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
-from failslow.localize.profile_wire import read_profile_body
 from failslow.localize.windows import on_job_clock
 from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, profile_order
 from failslow.pipeline.measured import Measured, begun, ended
@@ -33,6 +32,7 @@ from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.past import Past
 from failslow.pipeline.resumption import go_on
 from failslow.pipeline.wording import described, proved
+from failslow.profile_wire import read_profile_body
 from failslow.records import Diagnosis, RankProfile, SteerMode, Verdict
 
 __all__ = ["Inquiry"]
@@ -45,8 +45,9 @@ _EMPTY = 3
 _WELL = 1.05
 _HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
 """Healthy profiles that a suspicion came before: how long after it they are asked for."""
-_JOURNALED = 1024
-"""Profiles of more ranks than this are not all written down."""
+_JOURNALED, _JOURNALED_CELLS = 1024, 40_000
+"""Profiles of more ranks, or of more calls together, are not all written down: it takes the
+controller a second, and the journal 10 MB."""
 
 Window = Mapping[str, Any]
 
@@ -415,8 +416,12 @@ def _profiles(
     profiles: Mapping[int, RankProfile], ranks: Sequence[int], episode: str, now_s: float
 ) -> list[Instruction]:
     """For the journal, those of `ranks`; "" are those of healthy times."""
-    tags = {"episode": episode}
-    return [
-        Write(kind="rankprofile", record=profiles[rank], t=now_s, tags=tags)
-        for rank in ranks[:_JOURNALED]
-    ]
+    out: list[Instruction] = []
+    cells = 0
+    for rank in ranks[:_JOURNALED]:
+        cells += len(profiles[rank].cells)
+        if out and cells > _JOURNALED_CELLS:
+            break
+        record = profiles[rank]
+        out.append(Write(kind="rankprofile", record=record, t=now_s, tags={"episode": episode}))
+    return out

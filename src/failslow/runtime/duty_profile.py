@@ -6,7 +6,7 @@ calls repeat:
 
     {"why":"suspicion","rank":3,"node":"gpu-17","iterations":20,"compute_s":0.051,"cells":[…]}
 
-(`localize.profile_wire` reads it.) Completions are recorded meanwhile. The first profile,
+(`profile_wire` reads it.) Completions are recorded meanwhile. The first profile,
 "healthy", is made without an order once a worker's iterations have been told apart for a while; it
 is made anew only when that is ordered. A worker whose iterations are not told apart, or take
 longer than the limit, is left out.
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from failslow.localize.digest import digest
 from failslow.localize.passes import names_tree
-from failslow.localize.profile_wire import profile_body
 from failslow.pipeline import Order, Report
+from failslow.profile_wire import profile_body
 from failslow.records import StepSample
 from failslow.runtime.duties import Duty, WatchedWorker
 

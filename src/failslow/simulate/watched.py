@@ -26,7 +26,6 @@ from typing import Any
 from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig
 from failslow.journal import JournalWriter, read_journal
 from failslow.localize.pause import TOPIC as PAUSE
-from failslow.localize.profile_wire import profile_body
 from failslow.localize.script import expected_s
 from failslow.pipeline import (
     AgentBeat,
@@ -41,6 +40,7 @@ from failslow.pipeline import (
     WorkerState,
     Write,
 )
+from failslow.profile_wire import profile_body
 from failslow.records import Outcome, Plan, Rung, StepSample
 from failslow.simulate.bench import run_bench
 from failslow.simulate.course import Course, Step

@@ -1,4 +1,4 @@
-"""`RankProfile`s as plain values for a message, and back.
+"""`RankProfile`s as plain values for a message or a line of the journal, and back.
 
 In: a profile. Out: a mapping with a JSON form, and from it the same profile:
 
@@ -9,21 +9,20 @@ Where groups are large they are said once, as runs, and cells give their number:
 
     {…,"groups":[[[0,512,1]],[[3,512,8]]],"cells":[{"group":1,…},…]}
 
-512 ranks and 500 cells stay under 200 KB. Equal groups come out as one object, so that 10,000
-profiles of a world of 10,000 hold it once.
+512 ranks and 500 cells stay under 200 KB; written out, the profiles of 2,048 ranks would be 400 MB.
+Equal groups come out as one object, so that 10,000 profiles of a world of 10,000 hold it once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from failslow.capture.layout import to_runs
-from failslow.records import RankProfile
+from failslow.records import CallCell, RankProfile
 
 __all__ = ["profile_body", "read_profile_body"]
 
@@ -33,25 +32,33 @@ _MOST = 1 << 24
 """Ranks a group may have: more are no group, but would fill the memory."""
 _DIGITS = 6
 _PROFILE: TypeAdapter[RankProfile] = TypeAdapter(RankProfile)
+_FIELDS, _CELL = tuple(RankProfile.__dataclass_fields__), tuple(CallCell.__dataclass_fields__)
 
 
 def profile_body(profile: RankProfile, **more: Any) -> dict[str, Any]:
     """Plain values of the profile and of `more`."""
-    body = asdict(profile)
+    body = more | {name: getattr(profile, name) for name in _FIELDS}
+    cells = [{name: getattr(cell, name) for name in _CELL} for cell in profile.cells]
     if sum(len(cell.group) for cell in profile.cells) <= _SMALL:
-        return {**more, **body}
-    numbers: dict[tuple[int, ...], int] = {}
-    cells = []
-    for cell in body["cells"]:
-        number = numbers.setdefault(cell["group"], len(numbers))
-        cells.append({name: _short(value) for name, value in cell.items()} | {"group": number})
-    return {**more, **body, "cells": cells, "groups": [to_runs(list(group)) for group in numbers]}
+        return body | {"cells": cells}
+    runs: list[list[list[int]]] = []
+    numbers: dict[int, int] = {}  # by object: hashing a world for each cell would take longest
+    known: dict[tuple[int, ...], int] = {}
+    for cell, made in zip(cells, profile.cells, strict=True):
+        if id(made.group) not in numbers:
+            numbers[id(made.group)] = known.setdefault(made.group, len(known))
+            if len(known) > len(runs):
+                runs.append(_runs(made.group))
+        for name, value in cell.items():
+            cell[name] = _short(value)
+        cell["group"] = numbers[id(made.group)]
+    return body | {"cells": cells, "groups": runs}
 
 
 def read_profile_body(body: Mapping[str, Any]) -> RankProfile:
     """The profile in a message's body; raises ValueError (one line) when there is none in it."""
     try:
-        values = {name: body[name] for name in RankProfile.__dataclass_fields__ if name in body}
+        values = {name: body[name] for name in _FIELDS if name in body}
         groups = [_from_runs(tuple(map(tuple, runs))) for runs in body.get("groups", ())]
         cells = [dict(cell) for cell in values.get("cells", ())]
         for cell in cells:
@@ -78,6 +85,11 @@ def read_profile_body(body: Mapping[str, Any]) -> RankProfile:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+@lru_cache(maxsize=1 << 12)
+def _runs(group: tuple[int, ...]) -> list[list[int]]:
+    return to_runs(list(group))
 
 
 @lru_cache(maxsize=1 << 16)
