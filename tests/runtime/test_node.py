@@ -26,6 +26,7 @@ from failslow.runtime.agent import Agent
 from failslow.runtime.bus import Bus
 from failslow.runtime.controller import Controller, SteadyClock, read_tail
 from failslow.runtime.duties import Duty
+from failslow.runtime.duty_pause import PauseDuty
 from failslow.runtime.launch import _Supervisor, launch
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import NodeWatch
@@ -265,6 +266,39 @@ def test_an_agent_does_not_act_on_orders_given_before_its_start(
 
     until(heard)
     assert (duty.ids, told.ids) == ([2], [1])
+
+
+class Paused(PauseDuty):
+    """Notes what it is told to do."""
+
+    def __init__(self) -> None:
+        super().__init__("n1")
+        self.told: list[str] = []
+
+    def order(self, order: Order, now_s: float) -> None:
+        del now_s
+        self.told.append(order.body["do"])
+
+
+def test_an_agent_stops_no_worker_for_a_pause_of_an_earlier_start(
+    environ: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Of one in mode advise, perhaps, while this one is to be observed only."""
+    url, duty = f"memory://{tmp_path.name}", Paused()
+    controller = connect(url, "controller")
+    for do in ("survey", "arm", "commit"):
+        controller.publish(ORDERS, encode_order(Order(topic="pause", body={"do": do, "id": 81})))
+    since_t = time.time()
+    until(lambda: time.time() > since_t, 5.0)
+    agent = agent_at(url, environ, tmp_path, duties=[duty], since_t=since_t)
+    controller.publish(ORDERS, encode_order(Order(topic="pause", body={"do": "release", "id": 82})))
+
+    def heard() -> bool:
+        agent.turn(time.monotonic())
+        return bool(duty.told)
+
+    until(heard)
+    assert duty.told == ["release"]
 
 
 def test_a_record_too_large_for_a_message_is_journaled_and_the_next_one_sent(

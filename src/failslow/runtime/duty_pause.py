@@ -32,6 +32,8 @@ class PauseDuty(Duty):
     """
 
     topic: ClassVar[str] = TOPIC
+    acts: ClassVar[bool] = True
+    """A bus that outlives jobs keeps an earlier start's orders: workers would stop for nobody."""
 
     def __init__(self, node: str) -> None:
         self._name = node
