@@ -40,6 +40,8 @@ class FakeGpu:
     fields: dict[int, int] = field(default_factory=dict)
     """Field id -> unsigned 64-bit value; fields that are not here are not supported."""
     pids: Sequence[int] = ()
+    id: str = "GPU-5fd4f087-86f3-5d43-b01a-e80dc5ab7ee2"
+    lost: bool = False
 
 
 class FakeNvml:
@@ -90,7 +92,12 @@ class FakeNvml:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        if self.gpus[index].lost:
+            raise NVMLError(15, "GPU is lost")
         return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
+        return handle.id
 
     def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
         return handle.name

@@ -74,6 +74,25 @@ def test_a_gpus_state_is_told_with_its_limits() -> None:
     assert sampler.ranks == {0: [], 1: [4]}
 
 
+def test_workers_whose_processes_a_container_hides_are_known_by_the_gpu_they_told() -> None:
+    """Without, a verdict on a GPU in a container lacked all that NVML knows of it."""
+    gpus = [FakeGpu(id=f"GPU-{i}", pids=(99_000 + i,)) for i in range(3)]
+    told = {4: "GPU-1", 5: "GPU-2", 6: ""}
+    sampler = NvmlSampler(
+        lambda: {4: 17, 5: 18, 6: 19}, devices=lambda: told, load=lambda: FakeNvml(*gpus)
+    )
+    sampler.sample(0.0)
+    assert sampler.ranks == {0: [], 1: [4], 2: [5]}
+
+
+def test_a_gpu_that_is_lost_costs_only_its_own_numbers() -> None:
+    gpus = [FakeGpu(), FakeGpu(lost=True), FakeGpu()]
+    sampler = NvmlSampler(load=lambda: FakeNvml(*gpus))
+    values = sampler.sample(0.0)
+    assert {name.split("/")[1] for name in values} == {"0", "2"}
+    assert sampler.missing == ()
+
+
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [

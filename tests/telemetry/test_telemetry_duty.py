@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.telemetry.fake_nvml import FakeGpu, FakeNvml
+from tests.transport.servers import until
 
 from failslow.pipeline import Order, Report
 from failslow.runtime.duty_telemetry import TelemetryDuty
@@ -19,10 +21,13 @@ from failslow.runtime.wire import decode, encode_report
 from failslow.telemetry.collect import Collector
 
 
-def _worker(rank: int, pid: int, *, ended: bool = False, ahead_s: float = 0.0) -> Any:
+def _worker(
+    rank: int, pid: int, *, ended: bool = False, ahead_s: float = 0.0, gpu: str = ""
+) -> Any:
     """ahead_s: of its clock, by which its iterations are timed."""
     epoch_s = time.time() - time.monotonic() + ahead_s
-    told = {"rank": rank, "pid": pid, "ended": ended}
+    device = {"id": gpu, "model": "NVIDIA H200"} if gpu else {}
+    told = {"rank": rank, "pid": pid, "ended": ended, "description": {"device": device}}
     return SimpleNamespace(**told, to_epoch_s=lambda monotonic_ns: epoch_s + monotonic_ns / 1e9)
 
 
@@ -35,6 +40,26 @@ class Scripted:
 
     def sample(self, now_s: float) -> Mapping[str, float]:
         return self._give(now_s)
+
+
+def test_a_workers_gpu_is_known_though_nvml_sees_no_process_of_this_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml(FakeGpu(id="GPU-0"), FakeGpu(id="GPU-1", pids=(99_001,)))
+    monkeypatch.setattr("failslow.telemetry.nvml.import_module", lambda _: nvml)
+    duty = TelemetryDuty(node="n1", job="j", interval_s=0.05)
+    workers = [_worker(3, os.getpid(), gpu="GPU-1"), _worker(4, os.getpid())]
+
+    def gpus() -> list[list[int]]:
+        duty.order(Order(topic="telemetry", body={"last_s": 60.0}), time.monotonic())
+        (report,) = duty.turn(workers, time.monotonic())
+        time.sleep(0.01)
+        return [gpu["ranks"] for gpu in report.body["gpus"].values()]
+
+    try:
+        until(lambda: gpus() == [[], [3]])
+    finally:
+        duty.close()
 
 
 def test_a_real_process_is_sampled_and_reported() -> None:

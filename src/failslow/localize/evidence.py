@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ from failslow.localize.cues import (
     wait_cue,
 )
 from failslow.localize.facts import CONGESTION, CONTENTION, DEGRADATION, Cue, Fact, weigh
+from failslow.localize.script_settings import is_cpu
 from failslow.localize.windows import Floats, NodeWindow
 from failslow.steering import Finding, Measurement
 
@@ -45,7 +47,9 @@ _MOST_FACTS = 10
 _BAD = ("drops", "errors")
 _HEADERS = 1.05
 """An interface also counts headers and acknowledgements."""
+_MOST_OTHERS = 64
 _SEVERAL = "several at once"
+_NOBODYS: Mapping[int, str] = {}
 
 
 def explain(
@@ -54,11 +58,13 @@ def explain(
     *,
     onset_t: float,
     relief_t: float | None = None,
+    devices: Mapping[int, str] = _NOBODYS,
 ) -> Finding:
     """`finding` with its cause, the facts, and what was measured; `what` may become device or host.
 
     windows: bodies of telemetry reports, each with "node" (`runtime.duty_telemetry`), of nodes
-    concerned or not. Times are epoch seconds of the job's clock (`windows.on_job_clock`). The
+    concerned or not. Times are epoch seconds of the job's clock (`windows.on_job_clock`). devices:
+    the model each worker computes on, where that is known; else NVML tells of GPUs. The
     cause is one of "CPU contention", "device degradation", also "(thermal)", "(power)",
     "(clocks)", "(quota)", "(stopped by signals)", "(link speed)", "network congestion", "several
     at once: …", or "" where nothing tells; a slow GPU is "device degradation" whatever telemetry
@@ -66,19 +72,20 @@ def explain(
     """
     nodes = [NodeWindow.of(body) for body in windows]
     weighing = _Weighing(onset_t, relief_t)
+    on_gpu = _is_gpu(finding, nodes, devices)
     if finding.what == "link":
         facts = list(_of_link(finding, nodes, weighing))
     else:
-        facts = list(_of_worker(finding, nodes, weighing))
+        facts = list(_of_worker(finding, nodes, weighing, on_gpu=on_gpu))
     if not facts:
         text = "No telemetry of its node tells why."
-        cause = DEGRADATION if _is_gpu(finding, nodes) and finding.what == "device" else ""
+        cause = DEGRADATION if on_gpu and finding.what == "device" else ""
         return replace(finding, cause=finding.cause or cause, evidence=(*finding.evidence, text))
     decided = [fact for fact in facts if fact.speaks == "for" and fact.cue.decides]
     what = finding.what
-    if what != "link" and not _is_gpu(finding, nodes):
+    if what != "link" and not on_gpu:
         what = _stand_in(what, decided)
-    if what == "device" and _is_gpu(finding, nodes):
+    if what == "device" and on_gpu:
         decided = [fact for fact in decided if fact.cue.cause == DEGRADATION]
         cause = _cause(decided) or DEGRADATION
     else:
@@ -102,6 +109,7 @@ def explain_all(
     *,
     onset_t: float,
     relief_t: float | None = None,
+    devices: Mapping[int, str] = _NOBODYS,
 ) -> tuple[Finding, ...]:
     """`explain` of each; what turned out to be the same component several times is one finding.
 
@@ -109,11 +117,12 @@ def explain_all(
     by its quota is that worker's "device", and a worker that nothing holds is not accused.
     """
     nodes = [NodeWindow.of(body) for body in windows]
-    told = partial(explain, windows=windows, onset_t=onset_t, relief_t=relief_t)
+    told = partial(explain, windows=windows, onset_t=onset_t, relief_t=relief_t, devices=devices)
     united: dict[str, Finding] = {}
     for finding in findings:
         each = [told(finding)]
-        if finding.what == "host" and len(finding.ranks) > 1 and not _is_gpu(finding, nodes):
+        on_gpu = _is_gpu(finding, nodes, devices)
+        if finding.what == "host" and len(finding.ranks) > 1 and not on_gpu:
             parts = [told(replace(finding, ranks=(rank,))) for rank in finding.ranks]
             each = [part for part in parts if part.cause] or each
         for part in each:
@@ -142,16 +151,15 @@ class _Weighing:
     def __init__(self, onset_t: float, relief_t: float | None) -> None:
         self._weigh = partial(weigh, onset_t=onset_t, relief_t=relief_t)
 
-    def __call__(self, cue: Cue, t: Floats, x: Floats | None) -> Iterator[Fact]:
-        fact = self._weigh(cue, t, x)
+    def __call__(self, cue: Cue, t: Floats, x: Floats | None, usual: float = 0.0) -> Iterator[Fact]:
+        fact = self._weigh(cue, t, x, usual=usual)
         if fact is not None:
             yield fact
 
 
 def _of_worker(
-    finding: Finding, nodes: Sequence[NodeWindow], weighing: _Weighing
+    finding: Finding, nodes: Sequence[NodeWindow], weighing: _Weighing, *, on_gpu: bool
 ) -> Iterator[Fact]:
-    gpu_job = _is_gpu(finding, nodes)
     for node in nodes:
         ranks = [rank for rank in finding.ranks if rank in node.ranks]
         if not ranks:
@@ -163,15 +171,32 @@ def _of_worker(
                 # the kernel counts threads held by a quota as waiting
                 waited = np.where(np.isnan(held), waited, np.maximum(0.0, waited - held))
             yield from weighing(wait_cue(rank), node.t, waited)
-            quota = quota_cue(rank, CONTENTION if gpu_job else DEGRADATION)
+            quota = quota_cue(rank, CONTENTION if on_gpu else DEGRADATION)
             yield from weighing(quota, node.t, held)
-            if not gpu_job:
+            if not on_gpu:
                 yield from weighing(stop_cue(rank), node.t, node.of_rank(rank, "stopped_share"))
             for gpu in node.gpus(rank):
                 for name, cue in gpu_cues(gpu):
-                    yield from weighing(cue, node.t, node.series(name))
+                    usual = _of_others(name, finding, nodes) if cue.standing else 0.0
+                    yield from weighing(cue, node.t, node.series(name), usual)
         for name, cue in node_contention(node.node or "its node"):
             yield from weighing(cue, node.t, node.series(name))
+
+
+def _of_others(name: str, finding: Finding, nodes: Sequence[NodeWindow]) -> float:
+    """The usual level of a GPU's series on those that nobody blames.
+
+    Under full load most run at their power limit all the time: what all do tells nothing of one.
+    """
+    what = name.rpartition("/")[2]
+    blamed = {(n.node, gpu) for n in nodes for rank in finding.ranks for gpu in n.gpus(rank)}
+    others = ((n, gpu) for n in nodes for gpu in n.gpu_numbers if (n.node, gpu) not in blamed)
+    series = (n.series(f"gpu/{gpu}/{what}") for n, gpu in islice(others, _MOST_OTHERS))
+    known = (x[np.isfinite(x)] for x in series if x is not None)
+    levels = [float(np.median(x)) for x in known if len(x)]
+    if not levels:
+        return 1.0 if what == "throttle_power" else 0.0
+    return float(np.median(levels))
 
 
 def _of_link(finding: Finding, nodes: Sequence[NodeWindow], weighing: _Weighing) -> Iterator[Fact]:
@@ -227,11 +252,12 @@ def _total(node: NodeWindow, names: Iterable[str]) -> Floats | None:
     return np.nansum(found, axis=0) if found else None
 
 
-def _is_gpu(finding: Finding, nodes: Sequence[NodeWindow]) -> bool:
-    """Whether the worker computes on a GPU, by the finding's words, else by NVML."""
-    if finding.device:
-        return not finding.device.lower().startswith("cpu")
-    return any(node.gpu_count for node in nodes if set(node.ranks) & set(finding.ranks))
+def _is_gpu(finding: Finding, nodes: Sequence[NodeWindow], devices: Mapping[int, str]) -> bool:
+    """Whether the workers compute on GPUs, by the finding's words or their own, else by NVML."""
+    models = [devices[rank] for rank in finding.ranks if rank in devices]
+    if finding.device or models:
+        return not all(map(is_cpu, [finding.device] if finding.device else models))
+    return any(node.gpu_numbers for node in nodes if set(node.ranks) & set(finding.ranks))
 
 
 def _stand_in(

@@ -44,8 +44,8 @@ class Cue:
     detail: str = ""
     """Of the cause: "thermal"."""
     standing: bool = False
-    """So high as `least` it tells of the cause although it was so before: a GPU slow from its
-    start."""
+    """So high as `least`, and so much higher than where nothing is slow, it tells of the cause
+    although it was so before: a GPU slow from its start."""
     decides: bool = True
     """It is enough by itself; else it only supports."""
 
@@ -94,25 +94,32 @@ class Fact:
 
 
 def weigh(
-    cue: Cue, t: Floats, x: Floats | None, *, onset_t: float, relief_t: float | None
+    cue: Cue,
+    t: Floats,
+    x: Floats | None,
+    *,
+    onset_t: float,
+    relief_t: float | None,
+    usual: float = 0.0,
 ) -> Fact | None:
     """What the series says; None where there is too little of it.
 
     For: a clear change of the right direction and enough size. Against: no such change. Neither:
-    enough on the whole, but not out of the noise.
+    enough on the whole, but not out of the noise. usual: what a standing one must exceed.
     """
     if x is None:
         return None
     step = onset_step(t, x, onset_t, relief_t, least=cue.least)
     if step is None:
-        return _from_the_start(cue, t, x, onset_t)
+        return _from_the_start(cue, t, x, onset_t, usual)
     low, high = (step.during, step.before) if cue.falls else (step.before, step.during)
     if high - low >= cue.least and high >= cue.factor * low:
         return Fact(cue, "for" if step.clear else "neither", step)
-    return Fact(cue, "for" if cue.standing and step.during >= cue.least else "against", step)
+    stands = cue.standing and step.during - usual >= cue.least
+    return Fact(cue, "for" if stands else "against", step)
 
 
-def _from_the_start(cue: Cue, t: Floats, x: Floats, onset_t: float) -> Fact | None:
+def _from_the_start(cue: Cue, t: Floats, x: Floats, onset_t: float, usual: float) -> Fact | None:
     """There was no time before, or it was not sampled."""
     during = x[(t > onset_t) & np.isfinite(x)]
     if not cue.standing or len(during) < _FEWEST:
@@ -127,7 +134,7 @@ def _from_the_start(cue: Cue, t: Floats, x: Floats, onset_t: float) -> Fact | No
         lag_s=0.0,
         samples=(0, len(during)),
     )
-    return Fact(cue, "for" if level >= cue.least else "against", step)
+    return Fact(cue, "for" if level - usual >= cue.least else "against", step)
 
 
 def _when(lag_s: float) -> str:

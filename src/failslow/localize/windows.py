@@ -68,9 +68,9 @@ class NodeWindow:
         return found
 
     @property
-    def gpu_count(self) -> int:
-        """How many GPUs the node has, as far as NVML says."""
-        return len(self._part("gpus"))
+    def gpu_numbers(self) -> list[int]:
+        """The GPUs the node has, as far as NVML says."""
+        return [int(index) for index in self._part("gpus") if str(index).isdigit()]
 
     def series(self, name: str) -> Floats | None:
         """A series of the node, shape (n,), NaN where unknown; None where there is none."""

@@ -388,7 +388,8 @@ class Inquiry:
             on_job_clock(body, self._ahead_s(node)) | {"node": node}
             for node, body in self._windows.items()
         ]
-        findings = explain_all(verdict.findings, windows, onset_t=case.onset_t)
+        devices = {place.rank: place.device for place in self._places()}
+        findings = explain_all(verdict.findings, windows, onset_t=case.onset_t, devices=devices)
         verdict = replace(verdict, findings=findings)
         if case.diagnosis is not None:
             verdict = accord(verdict, case.diagnosis, slowdown=case.slowdown, own=self._own())

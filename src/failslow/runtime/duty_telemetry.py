@@ -22,7 +22,7 @@ series that did not change in the window is one number under `steady`. Names are
 or `<source>/<which>/<what>`; units are their endings: `_share` 0..1 of the time, `_s` seconds, `_c`
 °C, `_w` watts, `_mhz`, `_per_s`, `_cores` CPU seconds a second, `_cv` standard deviation over mean;
 without one it is a plain number. What the names mean stands in `failslow.telemetry`. `gpus` says
-which workers NVML saw on each (it may not see into containers), `addresses` those of the node as
+which workers are on each (as they tell, or as NVML sees), `addresses` those of the node as
 its workers' connections show them.
 
 With `record_s` such a report comes unasked every so many seconds and when the last worker has
@@ -77,9 +77,12 @@ class TelemetryDuty(Duty):
             raise ValueError(f"interval_s ({interval_s}) must be from 0.05 to 60 seconds")
         self._node, self._say, self._interval_s = node, say, interval_s
         self._workers: Mapping[int, int] = {}
+        self._devices: Mapping[int, str] = {}
         self._epoch_s: float | None = None
         """What to add to CLOCK_MONOTONIC for the time its workers' iterations are told in."""
-        made = samplers or (lambda workers: node_samplers(workers, job=job))
+        made = samplers or (
+            lambda workers: node_samplers(workers, devices=lambda: self._devices, job=job)
+        )
         self.collector = Collector(made(lambda: self._workers), keep=round(_KEEP_S / interval_s))
         self._orders: list[Order] = []
         self._said: set[str] = set()
@@ -112,6 +115,7 @@ class TelemetryDuty(Duty):
             self._thread.start()
         if self._thread is not None and now_s - self._asked_s >= _ASK_S:
             self._asked_s = now_s
+            self._devices = {worker.rank: _device(worker) for worker in living}
             for text in self.collector.missing:
                 if text not in self._said:
                     self._said.add(text)
@@ -161,6 +165,12 @@ class TelemetryDuty(Duty):
                 due_s = max(due_s + self._interval_s, now_s)
                 if self._workers:
                     self.collector.take(now_s, t=self._t(now_s))
+
+
+def _device(worker: WatchedWorker) -> str:
+    """UUID of its GPU; "" where it has not told of one."""
+    told = worker.description.get("device")
+    return str(told.get("id", "")) if isinstance(told, Mapping) else ""
 
 
 def _seconds(value: object) -> float | None:

@@ -80,7 +80,9 @@ def locate(
     verdict = judge(results, reference, workers, episode="simulated")
     onset_t = at_s if onset_s is None else onset_s
     windows = node_windows(scenario, since_s=onset_t - _BEFORE_S, until_s=at_s + _BEFORE_S / 2)
-    verdict = replace(verdict, findings=explain_all(verdict.findings, windows, onset_t=onset_t))
+    devices = {worker.rank: worker.device for worker in workers}
+    findings = explain_all(verdict.findings, windows, onset_t=onset_t, devices=devices)
+    verdict = replace(verdict, findings=findings)
     verdict = accord(verdict, diagnosis, slowdown=slowdown)
     return Located(
         slowdown=slowdown,

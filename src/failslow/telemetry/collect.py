@@ -35,10 +35,15 @@ _DIGITS = 5
 
 
 def node_samplers(
-    workers: Callable[[], Mapping[int, int]], *, job: str = "", root: Path = Path("/")
+    workers: Callable[[], Mapping[int, int]],
+    *,
+    devices: Callable[[], Mapping[int, str]] = dict,
+    job: str = "",
+    root: Path = Path("/"),
 ) -> tuple[Sampler, ...]:
-    """Every sampler there is. workers: rank -> pid; root: where /proc and /sys are."""
-    gpus = NvmlSampler(workers)
+    """Every sampler there is. workers: rank -> pid; devices: rank -> UUID of its GPU, as far as it
+    told; root: where /proc and /sys are."""
+    gpus = NvmlSampler(workers, devices=devices)
     return (
         CpuSampler(workers, job=job, root=root),
         InterfaceSampler(root=root),

@@ -62,24 +62,29 @@ class Gpu:
     index: int
     handle: Any
     name: str
+    id: str = ""
+    """Its UUID; "" unknown."""
 
 
 class NvmlSampler:
-    """workers: rank -> pid. load: gives the module, or raises ImportError."""
+    """workers: rank -> pid. devices: rank -> UUID of the GPU it told ("" none). load: gives the
+    module, or raises ImportError."""
 
     def __init__(
         self,
         workers: Callable[[], Mapping[int, int]] = dict,
         *,
+        devices: Callable[[], Mapping[int, str]] = dict,
         load: Callable[[], Any] = lambda: import_module("pynvml"),
     ) -> None:
-        self._workers, self._load = workers, load
+        self._workers, self._devices, self._load = workers, devices, load
         self._nvml: Any = None
         self._gpus: Sequence[Gpu] = ()
         self._error = ""
         self._rates = Rates()
         self.ranks: dict[int, list[int]] = {}
-        """By GPU, the workers whose processes NVML saw on it (containers may hide them)."""
+        """By GPU, the workers that told they are on it, and those whose processes NVML saw there
+        (containers hide them from it)."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -112,16 +117,24 @@ class NvmlSampler:
         try:
             self._nvml.nvmlInit()
             count = self._nvml.nvmlDeviceGetCount()
-            handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
-            self._gpus = [
-                Gpu(i, h, _text(self._nvml.nvmlDeviceGetName(h))) for i, h in enumerate(handles)
-            ]
+            self._gpus = [gpu for i in range(count) if (gpu := self._find(i)) is not None]
         except self._nvml.NVMLError as error:
             self._error = f"no GPU telemetry: NVML says {error}"
             return False
         if not self._gpus:
             self._error = "no GPU telemetry: NVML sees no GPU"
         return bool(self._gpus)
+
+    def _find(self, index: int) -> Gpu | None:
+        """None for one that has fallen off its bus: the others still tell."""
+        nvml, id = self._nvml, ""
+        with suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name = _text(nvml.nvmlDeviceGetName(handle))
+            with suppress(nvml.NVMLError):
+                id = _text(nvml.nvmlDeviceGetUUID(handle))
+            return Gpu(index, handle, name, id)
+        return None
 
     def _of(self, gpu: Gpu, now_s: float) -> Iterator[tuple[str, float]]:
         nvml, handle = self._nvml, gpu.handle
@@ -183,10 +196,12 @@ class NvmlSampler:
         return () if rate is None else ((f"{name}_per_s", rate),)
 
     def _find_ranks(self, gpu: Gpu) -> None:
+        found = {rank for rank, id in self._devices().items() if id and id == gpu.id}
         pids = {pid: rank for rank, pid in self._workers().items()}
         with suppress(self._nvml.NVMLError):
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)
-            self.ranks[gpu.index] = sorted(pids[p.pid] for p in running if p.pid in pids)
+            found |= {pids[p.pid] for p in running if p.pid in pids}
+        self.ranks[gpu.index] = sorted(found)
 
 
 def _number(nvml: Any, answer: Any) -> float:
