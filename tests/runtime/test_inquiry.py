@@ -163,7 +163,7 @@ def test_of_many_calls_the_suspects_profiles_are_written_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of a thousand ranks would hold the controller up, and drive all else out."""
-    monkeypatch.setattr("failslow.pipeline.inquiry._JOURNALED_CELLS", 2)
+    monkeypatch.setattr("failslow.pipeline.case._JOURNALED_CELLS", 2)
     job = inquired()
     job.story()
     taken = [(e.tags["episode"] != "", e.record.rank) for e in job.said("rankprofile")]

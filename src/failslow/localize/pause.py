@@ -190,6 +190,11 @@ class PauseLead:
         pause.over.update(gone)
         return self._ended(pause, now_s)
 
+    def call_off(self, why: str, now_s: float) -> list[Body]:
+        """What it is for is over: release everyone, unless they run the script already."""
+        pause = self._pause
+        return [] if pause is None or pause.phase == "run" else self._abort(pause, why, now_s)
+
     def tick(self, now_s: float) -> list[Body]:
         """Time passed."""
         pause = self._pause

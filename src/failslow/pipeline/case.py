@@ -7,13 +7,13 @@ In: profiles as they come, verdicts. Out: whether more are to be waited for:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from failslow.pipeline.messages import Order, Write
+from failslow.pipeline.messages import Instruction, Order, Write
 from failslow.records import Diagnosis, RankProfile
 
-__all__ = ["MOST_RECHECK_S", "Case", "opened", "profile_order"]
+__all__ = ["MOST_RECHECK_S", "Case", "opened", "profile_order", "written"]
 
 MOST_RECHECK_S = 600.0
 _EMPTY_AGAIN_S = 10.0
@@ -26,6 +26,11 @@ _LIMIT_S, _PROFILE_LEAST = 15.0, 3
 """Agents collect a profile for so long, or so many iterations if these take longer."""
 _LATE_S = 5.0
 """Profiles that have not come so long after do not come."""
+_BEFORE_S = 120.0
+"""Telemetry from so long before the onset shows what was usual."""
+_JOURNALED, _JOURNALED_CELLS = 1024, 40_000
+"""Profiles of more ranks, or of more calls together, are not all written down: it takes the
+controller a second, and the journal 10 MB."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,10 @@ class Case:
     def is_late(self, now_s: float) -> bool:
         """Profiles were asked for, and those that are missing do not come any more."""
         return self.asked_s is not None and now_s - self.asked_s > self.collect_s + _LATE_S
+
+    def telling_s(self, now_s: float) -> float:
+        """Of how many seconds until now telemetry tells of its onset."""
+        return now_s - self.onset_s + _BEFORE_S
 
     def take_verdict(
         self, *, named: bool, well: Iterable[str], recheck_s: float, now_s: float
@@ -123,3 +132,18 @@ def profile_order(why: str, limit_s: float = _LIMIT_S) -> Order:
         "limit_s": limit_s,
     }
     return Order(topic="profile", body=body)
+
+
+def written(
+    profiles: Mapping[int, RankProfile], ranks: Sequence[int], episode: str, now_s: float
+) -> list[Instruction]:
+    """For the journal, those of `ranks`; "" are those of healthy times."""
+    out: list[Instruction] = []
+    cells = 0
+    for rank in ranks[:_JOURNALED]:
+        cells += len(profiles[rank].cells)
+        if out and cells > _JOURNALED_CELLS:
+            break
+        record = profiles[rank]
+        out.append(Write(kind="rankprofile", record=record, t=now_s, tags={"episode": episode}))
+    return out

@@ -14,7 +14,7 @@ healthy times, soon after the start, is the reference that verdicts compare with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +25,19 @@ from failslow.localize.evidence import explain_all
 from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
-from failslow.localize.windows import on_job_clock
-from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, profile_order
+from failslow.localize.script_wire import members
+from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, profile_order, written
 from failslow.pipeline.measured import Measured, begun, ended
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.past import Past
 from failslow.pipeline.resumption import go_on
+from failslow.pipeline.witnesses import JOURNALED, Witnesses
 from failslow.pipeline.wording import described, proved
 from failslow.profile_wire import read_profile_body
 from failslow.records import Diagnosis, RankProfile, SteerMode, Verdict
 
 __all__ = ["Inquiry"]
 
-_BEFORE_S = 120.0
 _BACK_S = 3.0
 """After so long a new controller knows who lives: agents say it every second."""
 _EMPTY = 3
@@ -45,11 +45,6 @@ _EMPTY = 3
 _WELL = 1.05
 _HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
 """Healthy profiles that a suspicion came before: how long after it they are asked for."""
-_JOURNALED, _JOURNALED_CELLS = 1024, 40_000
-"""Profiles of more ranks, or of more calls together, are not all written down: it takes the
-controller a second, and the journal 10 MB."""
-
-Window = Mapping[str, Any]
 
 
 class Inquiry:
@@ -76,6 +71,8 @@ class Inquiry:
         self._taking_part: frozenset[int] = frozenset()
         self._why = ""
         """What the pause that is on is for: "reference" or "suspects"."""
+        self._paused: Case | None = None
+        """Whose suspects it puts, or has put, to the proof."""
         self._case: Case | None = None
         self._kept: Case | None = None
         """The case before it, if something is still done about that one."""
@@ -85,7 +82,7 @@ class Inquiry:
         self._reference: list[dict[str, Any]] = []
         self._reference_due_s: float | None = None
         self._healthy_due_s: float | None = None
-        self._windows: dict[str, Window] = {}
+        self._witnesses = Witnesses()
         self._measured: Measured | None = None
 
     @property
@@ -143,7 +140,7 @@ class Inquiry:
         if event.topic == "profile":
             return self._profile(event, now_s)
         if event.topic == "telemetry":
-            self._windows[event.node] = event.body
+            self._witnesses.take(event.node, event.body)
             return self._prove(now_s)
         if event.topic == TOPIC and self._lead.active:
             return self._led(self._lead.report(event.rank, event.body, now_s), now_s)
@@ -152,6 +149,8 @@ class Inquiry:
     def tick(self, now_s: float, *, holding: bool) -> list[Instruction]:
         """Time passed. holding: something is done about the fault."""
         out: list[Instruction] = []
+        if self._lead.active and self._why == "suspects" and not self._is_open(self._paused):
+            out += self._led(self._lead.call_off("what was slow is well", now_s), now_s)
         if self._lead.active:
             gone = self._taking_part - set(self._ranks())
             bodies = self._lead.lost(gone, now_s) if gone else []
@@ -198,8 +197,8 @@ class Inquiry:
         if case.diagnosis is None or case.asked_s is not None:
             out.append(case.ask(now_s))  # nobody answers the earlier controller
         if known.unjudged is not None:
-            out.append(self._ask_telemetry(case, now_s))
-            self._measured = Measured.of(known.unjudged, back_s)
+            out += self._ask_telemetry(case, [], now_s)
+            self._measured, self._paused = Measured.of(known.unjudged, back_s), case
         for verdict in known.verdicts:
             out += self._decide(verdict, now_s)
         return out
@@ -251,7 +250,7 @@ class Inquiry:
         self._want_reference(now_s)
         diagnosis = diagnose(list(self._healthy.values()), [], episode="", slowdown=1.0)
         self._start = diagnosis
-        out = _profiles(self._healthy, sorted(self._healthy), "", now_s)
+        out = written(self._healthy, sorted(self._healthy), "", now_s)
         out.append(Write(kind="diagnosis", record=diagnosis, t=now_s))
         if diagnosis.suspects:
             out.append(Say("at the start: " + described(diagnosis)))
@@ -262,7 +261,8 @@ class Inquiry:
         missing = tuple(sorted(set(self._ranks()) - case.profiles.keys()))
         diagnosis = diagnose(
             list(case.profiles.values()),
-            list(self._healthy.values()),
+            # an elastic job may have fewer workers than it had
+            [profile for rank, profile in self._healthy.items() if rank in case.profiles],
             episode=case.id,
             slowdown=case.slowdown,
         )
@@ -271,7 +271,7 @@ class Inquiry:
         accused = {rank for suspect in diagnosis.suspects for rank in suspect.ranks}
         shown = sorted(case.profiles, key=lambda rank: (rank not in accused, rank))
         return [
-            *_profiles(case.profiles, shown, case.id, now_s),
+            *written(case.profiles, shown, case.id, now_s),
             Write(kind="diagnosis", record=diagnosis, t=now_s),
             Say(described(diagnosis)),
         ]
@@ -297,12 +297,18 @@ class Inquiry:
             if case.recheck_s or not self._ranks():  # agents may be silent for a moment
                 case.due_s = now_s + (case.recheck_s or _BACK_S)
             return [Say("nothing to put to the proof: " + described(diagnosis))]
-        return [self._ask_telemetry(case, now_s), *self._pause(stages, "suspects", now_s)]
+        asked = self._ask_telemetry(case, stages, now_s)
+        return [*asked, *self._pause(stages, "suspects", now_s)]
 
-    def _ask_telemetry(self, case: Case, now_s: float) -> Order:
-        """Seconds until now, whatever a node's clock says."""
-        self._windows = {}
-        return Order(topic="telemetry", body={"last_s": now_s - case.onset_s + _BEFORE_S})
+    def _ask_telemetry(self, case: Case, stages: script.Script, now_s: float) -> list[Order]:
+        """Of the suspects' nodes, then of those that are measured."""
+        node_of = {place.rank: place.node for place in self._places()}
+        suspects = case.diagnosis.suspects if case.diagnosis is not None else ()
+        ranks = [rank for s in suspects for rank in (*s.ranks, *s.peer_ranks)]
+        ranks += [rank for stage in stages for rank in members(stage)]
+        nodes = (node_of[rank] for rank in ranks if rank in node_of)
+        every = set(node_of.values())
+        return self._witnesses.ask(nodes, case.telling_s(now_s), every=every)
 
     def _refer(self, now_s: float) -> list[Instruction]:
         """Run the benchmarks once in healthy times."""
@@ -315,15 +321,20 @@ class Inquiry:
 
     def _pause(self, stages: script.Script, why: str, now_s: float) -> list[Instruction]:
         self._why, self._taking_part = why, frozenset(self._ranks())
+        self._paused = self._case if why == "suspects" else None
         bodies = self._lead.begin(stages, self._taking_part, now_s, reference=why == "reference")
         if not bodies:
             return self._led(bodies, now_s)
-        record = begun(why, self._paused_for(why), script.expected_s(stages))
+        record = begun(why, self._paused_for(), script.expected_s(stages))
         return [Write(kind="action", record=record, t=now_s), *self._led(bodies, now_s)]
 
-    def _paused_for(self, why: str) -> str:
+    def _paused_for(self) -> str:
         """The episode; a reference is of none."""
-        return self._case.id if self._case is not None and why == "suspects" else ""
+        return "" if self._paused is None else self._paused.id
+
+    def _is_open(self, case: Case | None) -> bool:
+        """It is still asked who is to blame for it: what was measured for one is not another's."""
+        return case is not None and (case is self._case or case is self._kept)
 
     def _led(self, bodies: Iterable[Mapping[str, Any]], now_s: float) -> list[Instruction]:
         """Orders of the pause, and what follows once it is over or came to nothing."""
@@ -332,7 +343,7 @@ class Inquiry:
         if result is None or self._lead.active or not self._why:
             return out
         why, self._why = self._why, ""
-        record = ended(why, self._paused_for(why), result)
+        record = ended(why, self._paused_for(), result)
         out.append(Write(kind="validation", record=record, t=now_s))
         if not result.ok:
             return out + self._failed(why, result.reason, now_s)
@@ -360,44 +371,42 @@ class Inquiry:
         ]
 
     def _failed(self, why: str, reason: str, now_s: float) -> list[Instruction]:
-        case = self._case
         if why == "reference":
             self._reference_due_s = now_s + MOST_RECHECK_S
-        elif case is not None:
-            case.take_failure(now_s)
+        elif self._paused is not None:
+            self._paused.take_failure(now_s)
         return [Say(f"training was not paused for the {why}: {reason}")]
 
     def _prove(self, now_s: float) -> list[Instruction]:
         """The verdict, once telemetry is there or has been waited for."""
-        measured = self._measured
-        if measured is None:
+        measured, case = self._measured, self._paused
+        if measured is None or measured.waits(now_s, told=self._witnesses.told):
             return []
-        nodes = {place.node for place in self._places()}
-        if measured.waits(now_s, told=nodes <= self._windows.keys()):
-            return []
-        self._measured = None
-        case = self._case
-        if case is None:
+        if case is None or not self._is_open(case):
+            self._measured = None
             return []  # relief came first: what was slow is well
+        places = {place.rank: place for place in self._places()}
         verdict = judge(
-            measured.results, self._reference, self._places(),
+            measured.results, self._reference, list(places.values()),
             episode=case.id, step=measured.step, pause_s=measured.pause_s,
         )  # fmt: skip
-        # hosts' clocks are not trusted: from here on times are those of the iterations
-        windows = [
-            on_job_clock(body, self._ahead_s(node)) | {"node": node}
-            for node, body in self._windows.items()
-        ]
-        devices = {place.rank: place.device for place in self._places()}
+        ranks = [rank for f in verdict.findings for rank in (*f.ranks, *f.peer_ranks)]
+        blamed = list(dict.fromkeys(places[rank].node for rank in ranks))
+        if self._witnesses.lacks(blamed):  # measured to be slow, but no suspect
+            self._measured = measured.again(now_s)
+            return [*self._witnesses.ask_more(blamed, case.telling_s(now_s))]
+        self._measured = None
+        windows = self._witnesses.windows(self._ahead_s, first=blamed)
+        devices = {rank: place.device for rank, place in places.items()}
         findings = explain_all(verdict.findings, windows, onset_t=case.onset_t, devices=devices)
+        diagnosis = case.diagnosis or Diagnosis(episode=case.id, suspects=())
         verdict = replace(verdict, findings=findings)
-        if case.diagnosis is not None:
-            verdict = accord(verdict, case.diagnosis, slowdown=case.slowdown, own=self._own())
+        verdict = accord(verdict, diagnosis, slowdown=case.slowdown, own=self._own())
         named = bool(verdict.findings)
         well = verdict.well
         case.take_verdict(named=named, well=well, recheck_s=self._config.recheck_s, now_s=now_s)
         out: list[Instruction] = [
-            Write(kind="telemetry", record=window, t=now_s) for window in windows
+            Write(kind="telemetry", record=window, t=now_s) for window in windows[:JOURNALED]
         ]
         out.append(Write(kind="verdict", record=verdict, t=now_s))
         out.append(Say(proved(verdict)))
@@ -411,18 +420,3 @@ class Inquiry:
             for rank, profile in sorted(profiles.items())
             if rank in living
         ]
-
-
-def _profiles(
-    profiles: Mapping[int, RankProfile], ranks: Sequence[int], episode: str, now_s: float
-) -> list[Instruction]:
-    """For the journal, those of `ranks`; "" are those of healthy times."""
-    out: list[Instruction] = []
-    cells = 0
-    for rank in ranks[:_JOURNALED]:
-        cells += len(profiles[rank].cells)
-        if out and cells > _JOURNALED_CELLS:
-            break
-        record = profiles[rank]
-        out.append(Write(kind="rankprofile", record=record, t=now_s, tags={"episode": episode}))
-    return out

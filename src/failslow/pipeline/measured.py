@@ -9,7 +9,7 @@ In: a script, a `PauseResult`, or the journal's record of one. Out: that record,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from failslow.localize.pause import PauseResult
@@ -64,6 +64,10 @@ class Measured:
             from_s=from_s,
             until_s=from_s + _TELEMETRY_S,
         )
+
+    def again(self, now_s: float) -> Measured:
+        """Further nodes have been asked."""
+        return replace(self, until_s=now_s + _TELEMETRY_S)
 
     def waits(self, now_s: float, *, told: bool) -> bool:
         """told: all nodes have sent their telemetry."""

@@ -287,7 +287,7 @@ class _Run:
             body = profile_body(profile, why=why)
             self._give(Report(node=profile.node, rank=profile.rank, topic="profile", body=body))
 
-    def _telemetry(self, body: Mapping[str, Any]) -> None:
+    def _telemetry(self, body: Mapping[str, Any], node: str) -> None:
         windows = node_windows(
             self._course.scenario,
             since_s=self._clock.now_s - float(body["last_s"]),
@@ -295,7 +295,8 @@ class _Run:
             start_t=self._start_t,
         )
         for window in windows:
-            self._give(Report(node=window["node"], topic="telemetry", body=window))
+            if node in ("", window["node"]):
+                self._give(Report(node=window["node"], topic="telemetry", body=window))
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -339,7 +340,7 @@ class _Run:
             asked = partial(self._profile, str(body["why"]), int(body["min_iterations"]), limit_s)
             clock.at(clock.now_s + min(wait_s, limit_s), asked)
         elif order.topic == "telemetry":
-            clock.at(clock.now_s + _REPLY_S, lambda: self._telemetry(body))
+            clock.at(clock.now_s + _REPLY_S, lambda: self._telemetry(body, order.node))
         elif order.topic == PAUSE:
             self._pause(body)
         elif order.topic == _STEER:

@@ -1,0 +1,139 @@
+"""Pauses that outlive what they are for, and whose telemetry a verdict waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.runtime.test_inquiry import HEALTHY_S, RANKS, Inquired
+
+from failslow.config import DecideConfig, LocalizeConfig
+from failslow.pipeline.witnesses import Witnesses
+from failslow.records import Verdict
+
+
+class Slow(Inquired):
+    """Its workers do not come to the boundary, or do not report, before `go_on`."""
+
+    holds = ""
+    """An order of a pause for suspects that is carried out late."""
+
+    def begin(self, launch: str, entries: Any = ()) -> None:
+        self.held: list[dict[str, Any]] = []
+        super().begin(launch, entries)
+
+    def do_pause(self, body: Any) -> None:
+        if self.slow > 1.0 and body["do"] == self.holds:
+            self.held.append(body)
+        else:
+            super().do_pause(body)
+
+    def go_on(self) -> None:
+        for body in self.held:
+            super().do_pause(body)
+
+    def until(self, what: Callable[[], bool], *, slow: float = 1.0) -> None:
+        """Iterations until that happens."""
+        for _ in range(200):
+            self.iterate(1, HEALTHY_S, slow=slow, culprit=self.culprit)
+            if what():
+                return
+        raise AssertionError("it did not happen")
+
+    @property
+    def pause_orders(self) -> list[str]:
+        return [order.body["do"] for order in self.orders if order.topic == "pause"]
+
+    def verdicts(self) -> list[Verdict]:
+        return [e.record for e in self.said("verdict") if e.record.episode]
+
+
+def slow(holds: str) -> Slow:
+    job = Slow(
+        decide=DecideConfig.model_validate({"mode": "advise"}),
+        localize=LocalizeConfig.model_validate({"pauses_per_hour": 100, "max_pause_share": 1.0}),
+    )
+    job.holds = holds
+    return job
+
+
+def test_a_pause_is_called_off_once_what_was_slow_is_well() -> None:
+    """Workers whose iterations take a minute come to the boundary that much later."""
+    job = slow("arm")
+    job.story()
+    assert job.pause_orders[-1] == "arm"
+    job.slow = 1.0
+    job.iterate(60, HEALTHY_S)
+    assert job.events()[-1][0] == "relief"
+    assert job.pause_orders[-2:] == ["arm", "release"]
+    last = job.said("validation")[-1].record
+    assert (last["ok"], last["why"]) == (False, "suspects")
+    assert last["reason"] == "what was slow is well"
+    assert last["episode"] == job.events()[-1][1]
+    assert job.verdicts() == []
+
+
+def test_what_was_measured_for_one_slowness_is_no_verdict_on_the_next() -> None:
+    """No call stream of the next one has been heard yet that could bear it out."""
+    job = slow("commit")
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    job.slow = 1.6
+    job.until(lambda: bool(job.held), slow=1.4)
+    job.slow = 1.0
+    job.until(lambda: job.events()[-1][0] == "relief")
+    job.mute = frozenset(RANKS)
+    job.until(lambda: job.events()[-1][0] == "suspected", slow=1.4)
+    job.slow = 1.6
+    job.go_on()
+    job.iterate(5, HEALTHY_S, slow=1.4)
+    assert job.said("validation")[-1].record["ok"]
+    assert job.verdicts() == []
+
+
+def told(witnesses: Witnesses) -> bool:
+    return witnesses.told
+
+
+def test_of_a_large_job_only_the_concerned_are_asked() -> None:
+    """The windows of a thousand nodes are 200 MB: a verdict would be given without any."""
+    every = [f"n{i}" for i in range(1000)]
+    witnesses = Witnesses()
+    orders = witnesses.ask(["n7", "n3", "n7"], 130.0, every=every)
+    assert [order.node for order in orders] == ["n7", "n3"]
+    assert all(order.body == {"last_s": 130.0} for order in orders)
+    witnesses.take("n3", {"t": []})
+    assert not told(witnesses)
+    witnesses.take("n7", {"t": []})
+    assert told(witnesses)
+    assert not witnesses.lacks(["n3"])
+
+    assert witnesses.lacks(["n3", "n8"])
+    (more,) = witnesses.ask_more(["n3", "n8"], 130.0)
+    assert more.node == "n8"
+    assert not told(witnesses)
+    witnesses.take("n8", {"t": []})
+    assert told(witnesses)
+    windows = witnesses.windows(lambda _: None, first=["n8", "n9"])
+    assert [window["node"] for window in windows] == ["n8", "n3", "n7"]
+
+
+def test_so_many_culprits_are_not_all_asked() -> None:
+    every = [f"n{i}" for i in range(1000)]
+    witnesses = Witnesses()
+    assert witnesses.ask([], 1.0, every=every) == []
+    assert len(witnesses.ask_more(every, 1.0)) == 64
+    assert not witnesses.lacks(every)
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_job_of_few_nodes_is_asked_as_a_whole(count: int) -> None:
+    witnesses = Witnesses()
+    (order,) = witnesses.ask(["n0"], 1.0, every=[f"n{i}" for i in range(count)])
+    assert order.node == ""
+    assert not told(witnesses)
+    for i in range(count):
+        witnesses.take(f"n{i}", {})
+    assert told(witnesses)
