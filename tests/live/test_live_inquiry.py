@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.report.sample_journals import Script, dp4, ppdp
 
+from failslow.cli.output import emit_view
 from failslow.journal import JournalEntry, decode_entry, encode_entry
 from failslow.records import Outcome, Verdict
+from failslow.report import words
 from failslow.report.live import live_document, live_view
 from failslow.report.livejob import LiveJob, LiveState
 
@@ -167,3 +170,26 @@ def test_it_fits_the_terminal(device: Script, width: int) -> None:
     assert all(len(row.rstrip()) <= width for row in text.splitlines())
     assert "slow: device ×1.52" in text
     assert "(verdict)" in text
+
+
+def test_names_are_shown_as_they_are_whatever_is_in_them(
+    device: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rich took "[/gpu]" for the end of a style, and there was no status."""
+    job = seen(device, of_kind("verdict"))
+    names = ["gpu[1]", "[/gpu]", "[red]gpu", "rack:eight:gpu"]
+    workers = [replace(w, node=name) for w, name in zip(job.workers, names, strict=True)]
+    emit_view(live_view(replace(job, name="[/pretrain]", workers=tuple(workers))))
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*names, "[/pretrain]"))
+
+
+def test_of_many_findings_the_rest_is_counted(device: Script) -> None:
+    job = seen(device, of_kind("verdict"))
+    (finding,) = job.inquiry.findings.values()
+    more = {f"device rank {rank}": replace(finding, ranks=(rank,)) for rank in range(9)}
+    text = shown(replace(job, inquiry=replace(job.inquiry, findings=more)))
+    assert text.count("verdict: device of rank") == 3
+    assert "verdict: 6 more" in text
+    verdict = Verdict(episode="e", findings=tuple(more.values()))
+    assert words.verdict_text(verdict).endswith("; and 1 more")

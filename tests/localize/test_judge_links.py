@@ -58,6 +58,21 @@ def test_what_is_late_as_its_acknowledgements_are_is_the_cards_fault(
     assert ("as their way back is" in found.note) is not is_told
 
 
+def test_a_note_on_a_thousand_links_can_be_read() -> None:
+    """Each had its own reason, and a status line of a hundred thousand letters."""
+    workers = job(600)
+    failed = [
+        {"do": "p2p", "rank": n, "peer": n + 1, "seconds": None, "error": why}
+        for n in range(599)
+        for why in [f"rank {n} did not come" if n % 2 else "no answer of the store"]
+    ]
+    note = judge(failed, [], workers, episode="e").note
+    assert "transfers of ranks 0>1, 2>3, " in note
+    assert "292 more not measured: no answer of the store" in note
+    assert "not measured either" in note
+    assert len(note) < 600
+
+
 def test_a_transfer_that_waited_for_a_core_does_not_clear_the_card_it_left_by() -> None:
     lab = Lab(workers=job(4, 1, "cpu"), noise=0.02)
     script = reference_script(lab.workers, WHOLE)

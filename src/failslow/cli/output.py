@@ -26,6 +26,7 @@ __all__ = [
     "emit_view",
     "lenient_streams",
     "note",
+    "plain_console",
     "progress",
     "report_error",
     "stderr_console",
@@ -75,13 +76,19 @@ def _stdout() -> TextIO:
     return stdout
 
 
+def plain_console(**more: Any) -> Console:
+    """Shows names as they are: in "[gpu]/7" nothing is a style, nor an emoji in "rack:eight:"."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, **more)
+
+
 def emit_view(view: RenderableType) -> bool:
     """Render for the terminal, or plainly for a pipe, without trailing blanks."""
-    from rich.console import Console
     from rich.segment import Segment, Segments
 
     wide = _stdout().isatty() or "COLUMNS" in os.environ
-    console = Console(highlight=False, width=None if wide else _PIPE_WIDTH)
+    console = plain_console(width=None if wide else _PIPE_WIDTH)
     console.width = max(console.width, _LEAST_WIDTH)
     harmless = (
         Segment(part.text.translate(_CONTROL), part.style, part.control)
@@ -129,10 +136,8 @@ class _Unheard:
 
 def stderr_console() -> Console:
     """For bars; one that cannot be drawn any more costs the work nothing."""
-    from rich.console import Console
-
-    # a str is all that is asked of it, which the type does not know
-    return Console(file=_Unheard(sys.stderr), highlight=False)  # type: ignore[arg-type]
+    # a str is all that is asked of it
+    return plain_console(file=_Unheard(sys.stderr))
 
 
 def _silent(_: str) -> None:

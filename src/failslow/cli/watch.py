@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from failslow.cli.output import emit_view
+from failslow.cli.output import emit_view, plain_console
 from failslow.errors import FailslowError
 
 if TYPE_CHECKING:
@@ -125,10 +125,9 @@ def _screen(printer: Shows, where: str) -> Iterator[_Draw]:
     from failslow.report.live import waiting_view
 
     if sys.stdout.isatty() and not printer.json:
-        from rich.console import Console
         from rich.live import Live
 
-        console = Console(highlight=False)
+        console = plain_console()
         with Live(console=console, auto_refresh=False) as live:
 
             def refresh(seen: Seen | None) -> bool:

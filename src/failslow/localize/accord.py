@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from failslow.localize.readings import listed
 from failslow.records import Diagnosis, Finding, Suspect, Verdict
 
 __all__ = ["accord"]
@@ -45,7 +46,7 @@ def accord(
             left.append(finding)
     if not left:
         return replace(verdict, findings=tuple(kept))
-    named = ", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in left)
+    named = listed(f"{finding.key} x{finding.slowdown:.2f}" for finding in left)
     note = f"also measured slow, but not what the job waits for: {named}"
     notes = (verdict.note, note) if kept else (note,)
     return replace(verdict, findings=tuple(kept), note="; ".join(filter(None, notes)))

@@ -29,6 +29,7 @@ from failslow.localize.readings import (
     host_readings,
     merge_checks,
     merge_runs,
+    unmeasured,
 )
 from failslow.localize.script import WorkerPlace, is_cpu
 from failslow.records import Finding, Measurement, Verdict
@@ -322,9 +323,7 @@ class _Case:
         for result in self.results:
             if result.get("do") in ("gemm", "host", "all") and result.get("error"):
                 failed.setdefault(str(result["error"]), []).append(str(result.get("rank")))
-        for error, ranks in failed.items():
-            several = "ranks" if len(ranks) > 1 else "rank"
-            self.notes.append(f"{several} {', '.join(ranks)} not measured: {error}")
+        self.notes += unmeasured(failed, "rank", "ranks")
 
 
 def _waiting(rank: int, compared: Compared) -> Measurement:

@@ -17,7 +17,7 @@ from typing import Any
 
 from failslow.localize.levels import Compared, Limits, Reading, common_change, compare
 from failslow.localize.network import Culprit, explain
-from failslow.localize.readings import LinkReading, link_readings
+from failslow.localize.readings import LinkReading, link_readings, listed, unmeasured
 from failslow.localize.script import WorkerPlace, endpoint
 from failslow.records import Finding, Measurement
 
@@ -61,6 +61,8 @@ class LinkJudge:
         self._slow_workers = slow_workers
         self._held_workers = held_workers
         self._judged: dict[Link, tuple[int, Compared]] = {}
+        self._explained: dict[str, list[Link]] = {}
+        """By what makes them slow."""
 
     def findings(self, results: Iterable[Result], reference: Iterable[Result]) -> list[Finding]:
         """Slow links and cards."""
@@ -75,6 +77,8 @@ class LinkJudge:
             self.measured += len(judged)
             self._judged |= judged
             found += self._resolve(judged, these)
+        for why, links in self._explained.items():
+            self.notes.append(f"transfers {_names(links)} are slow, as their {why} is")
         self._say_unmeasured(results, now)
         return found
 
@@ -176,9 +180,8 @@ class LinkJudge:
         culprits, unclear = explain(measured, slow)
         if unclear:
             self.notes.append(
-                "of the links "
-                + ", ".join(f"{_name(a)}>{_name(b)}" for a, b in unclear)
-                + " nobody can say whether it is they or their nodes' cards"
+                f"of the links {_names(unclear)} nobody can say whether it is they or their "
+                "nodes' cards"
             )
         every: tuple[Culprit[End], ...] = (*culprits, *(Culprit("link", *u) for u in unclear))
         cards = {culprit.end for culprit in culprits if culprit.kind == "out"}
@@ -202,9 +205,7 @@ class LinkJudge:
         back = judged.get((link[1], link[0]))
         if back is None or judged[link][1].late_s > _ECHO_LATE * back[1].late_s:
             return False
-        self.notes.append(
-            f"transfers {_name(link[0])}>{_name(link[1])} are slow, as their way back is"
-        )
+        self._explained.setdefault("way back", []).append(link)
         return True
 
     def _is_explained(
@@ -216,9 +217,7 @@ class LinkJudge:
         if any(rank in self._held_workers for rank in ranks):
             excused += _HOLD_S / expected_s
         if slow[link] - 1.0 <= excused:
-            self.notes.append(
-                f"transfers {_name(link[0])}>{_name(link[1])} are slow, as their worker is"
-            )
+            self._explained.setdefault("worker", []).append(link)
             return True
         back = slow.get((link[1], link[0]), 1.0)
         return back >= _ECHO_FROM and math.log(slow[link]) <= _ECHO * math.log(back)
@@ -280,9 +279,7 @@ class LinkJudge:
             pair = (result.get("rank"), result.get("peer"))
             if result.get("do") == "p2p" and result.get("error") and pair not in measured:
                 failed.setdefault(str(result["error"]), []).append(f"{pair[0]}>{pair[1]}")
-        for error, pairs in failed.items():
-            links = ", ".join(dict.fromkeys(pairs))
-            self.notes.append(f"transfers of ranks {links} not measured: {error}")
+        self.notes += unmeasured(failed, "transfers of ranks", "transfers of ranks")
 
 
 def _key(host: str, peer_host: str) -> str:
@@ -293,6 +290,10 @@ def _is_of(culprit: Culprit[End], link: Link) -> bool:
     if culprit.kind == "link":
         return link == (culprit.end, culprit.peer)
     return link[0 if culprit.kind == "out" else 1] == culprit.end
+
+
+def _names(links: Iterable[Link]) -> str:
+    return listed(f"{_name(a)}>{_name(b)}" for a, b in links)
 
 
 def _name(end: End) -> str:

@@ -20,8 +20,10 @@ __all__ = [
     "gemm_readings",
     "host_readings",
     "link_readings",
+    "listed",
     "merge_checks",
     "merge_runs",
+    "unmeasured",
 ]
 
 Result = Mapping[str, Any]
@@ -37,6 +39,7 @@ _STOPPED_SHARE = 0.03
 _HELD_SHARE = 0.05
 _CUT_OFF_S = 0.1
 """A transfer cut off sooner may only have begun late."""
+_LISTED, _REASONS = 8, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,34 @@ def _at_least_s(result: Result, theirs: Result) -> float:
     if not isinstance(asked, int) or not isinstance(heard, int):
         return at_least_s
     return 0.0 if heard < asked else min(at_least_s, _positive(theirs.get("since_s")) or 0.0)
+
+
+def listed(names: Iterable[str]) -> str:
+    """As people can read them: of a thousand the first few.
+
+    >>> listed(["0>1", "1>2"]), listed(str(rank) for rank in range(1000))
+    ('0>1, 1>2', '0, 1, 2, 3, 4, 5, 6, 7 and 992 more')
+    """
+    each = list(dict.fromkeys(names))
+    more = f" and {len(each) - _LISTED} more" if len(each) > _LISTED else ""
+    return ", ".join(each[:_LISTED]) + more
+
+
+def unmeasured(failed: Mapping[str, Sequence[str]], one: str, many: str) -> list[str]:
+    """Who could not be measured and why; failed: {error: who}. Many workers have many reasons.
+
+    >>> unmeasured({"no memory": ["3"]}, "rank", "ranks")
+    ['rank 3 not measured: no memory']
+    """
+    most = sorted(failed.items(), key=lambda item: -len(item[1]))
+    found = [
+        f"{many if len(who) > 1 else one} {listed(who)} not measured: {error}"
+        for error, who in most[:_REASONS]
+    ]
+    rest = [name for _, who in most[_REASONS:] for name in who]
+    if rest:
+        found.append(f"{many} {listed(rest)} not measured either")
+    return found
 
 
 def merge_runs(readings: Iterable[GemmReading]) -> dict[int, GemmReading]:

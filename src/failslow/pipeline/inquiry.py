@@ -25,6 +25,7 @@ from failslow.localize.evidence import explain_all
 from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
+from failslow.localize.readings import listed
 from failslow.localize.script_wire import members
 from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, profile_order, written
 from failslow.pipeline.measured import Measured, begun, ended
@@ -363,7 +364,7 @@ class Inquiry:
         # benchmarks of a moment alone accuse nobody: the job has to wait for it as well
         start = self._start or Diagnosis(episode="", suspects=())
         verdict = accord(verdict, start, slowdown=math.inf)
-        names = ", ".join(f"{f.key} x{f.slowdown:.2f}" for f in verdict.findings)
+        names = listed(f"{f.key} x{f.slowdown:.2f}" for f in verdict.findings)
         more = f"; slow from the start, by its peers: {names}" if names else ""
         return [
             Write(kind="verdict", record=verdict, t=now_s),

@@ -6,6 +6,7 @@ In: a `Diagnosis`, a `Verdict`. Out: "suspects: compute of rank 3 x1.52", "verdi
 
 from __future__ import annotations
 
+from failslow.localize.readings import listed
 from failslow.pipeline.health import rank_list
 from failslow.records import Diagnosis, Verdict
 
@@ -41,4 +42,4 @@ def proved(verdict: Verdict) -> str:
         f"{finding.key} x{finding.slowdown:.2f}" + (f" ({finding.cause})" if finding.cause else "")
         for finding in verdict.findings
     ]
-    return f"verdict after a pause of {verdict.pause_s:.2f} s: {', '.join(parts)}"
+    return f"verdict after a pause of {verdict.pause_s:.2f} s: {listed(parts)}"

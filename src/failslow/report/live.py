@@ -250,6 +250,8 @@ def inquiry_lines(job: LiveJob) -> Iterator[Text]:
         yield Text(f"layout: {words.facts_text(found.facts)}", style="dim")
     for finding in list(found.findings.values())[:_NAMED]:
         yield Text(f"verdict: {words.finding_text(finding)}", style="bold red")
+    if len(found.findings) > _NAMED:
+        yield Text(f"verdict: {len(found.findings) - _NAMED} more", style="bold red")
     if found.verdict is not None and not found.verdict.findings:
         yield Text(f"verdict: {words.verdict_text(found.verdict)}")
     if found.verdict is None:

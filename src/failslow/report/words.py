@@ -46,6 +46,7 @@ LEVELS = {
     "S3": "change the topology",
     "S4": "restart elsewhere",
 }
+_FINDINGS = 8
 _SUSPECTS = {"compute": "own time of", "link": "link", "group": "group of"}
 
 
@@ -115,9 +116,11 @@ def finding_text(finding: Finding, *, cause: bool = True) -> str:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """All findings, or that there are none."""
+    """The findings, of very many the first few, or that there are none."""
     if verdict.findings:
-        return "; ".join(finding_text(finding) for finding in verdict.findings)
+        texts = [finding_text(finding) for finding in verdict.findings[:_FINDINGS]]
+        more = len(verdict.findings) - len(texts)
+        return "; ".join(texts) + (f"; and {units.count(more)} more" if more else "")
     return "nothing found" + (f": {verdict.note}" if verdict.note else "")
 
 
