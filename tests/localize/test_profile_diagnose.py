@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.localize.made_streams import Faults, Grid, run
 
+from failslow.localize.compare import Table
 from failslow.localize.profile import UNCOMPARED, diagnose
 from failslow.pipeline.wording import described
 from failslow.records import Diagnosis, RankProfile
@@ -197,6 +199,64 @@ def test_a_slow_worker_for_which_nobody_waits_is_not_named() -> None:
     now, _ = played(SMALL, Faults(seed=9))
     unseen = [replace(p, compute_s=1.5 * (p.compute_s or 0.0)) if p.rank == 6 else p for p in now]
     assert not accused(diagnose(unseen, [], episode="e7", slowdown=1.0))
+
+
+def test_nobody_is_called_blameless_whose_own_time_cannot_be_seen() -> None:
+    """As of GPUs whose completions nobody records: it said all were late alike."""
+    blind = [
+        [
+            replace(p, compute_s=None, cells=tuple(replace(c, duration_s=None) for c in p.cells))
+            if p.rank < 3
+            else p
+            for p in played(SMALL, faults)[0]
+        ]
+        for faults in (Faults(pause_s=0.06), HEALTHY)
+    ]
+    diagnosis = diagnose(*blind, episode="e7", slowdown=1.3)
+    assert not diagnosis.everyone
+    assert "what ranks 0, 1, 2 spend by themselves cannot be seen" in diagnosis.note
+
+
+def test_groups_of_unknown_workers_are_not_one_group() -> None:
+    """As those a library makes by itself, and those beyond what a ring can describe."""
+    now, _ = played(SMALL, Faults(slow={5: 1.4}))
+    bare = [replace(p, cells=tuple(replace(c, group=(), peer=None) for c in p.cells)) for p in now]
+    alone = [p for p in bare if p.rank != 5] + [
+        replace(p, cells=tuple(replace(c, duration_s=9.0) for c in p.cells))
+        for p in bare
+        if p.rank == 5
+    ]
+    table = Table(alone, [])
+    assert not table.lateness_known.any()
+    assert not table.lateness.any()
+
+
+def test_who_is_alone_in_a_group_is_no_slow_group() -> None:
+    now, _ = played(SMALL, HEALTHY)
+    first = now[0]
+    cells = tuple(replace(c, group=(first.rank,), peer=None) for c in first.cells)
+    diagnosis = diagnose([replace(first, cells=cells)], [], episode="e7", slowdown=1.6)
+    assert diagnosis.suspects == ()
+
+
+def test_who_spends_nothing_by_itself_in_healthy_times_is_named_with_a_sane_ratio() -> None:
+    healthy, _ = played(SMALL, HEALTHY)
+    idle = [replace(p, compute_s=0.0) for p in healthy]
+    now = [
+        replace(
+            p,
+            compute_s=0.5 * p.iteration_s if p.rank == 5 else 0.0,
+            iteration_s=1.5 * p.iteration_s,
+            cells=tuple(replace(c, duration_s=0.01 if p.rank == 5 else 1.0) for c in p.cells),
+        )
+        for p in healthy
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        diagnosis = diagnose(now, idle, episode="e7", slowdown=1.5)
+    (suspect, *_) = diagnosis.suspects
+    assert (suspect.what, suspect.ranks) == ("compute", (5,))
+    assert 10 < suspect.slowdown < 1e4
 
 
 def test_nothing_is_made_of_nothing() -> None:

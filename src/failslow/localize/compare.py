@@ -207,6 +207,8 @@ class Table:
         In each call the last one to come is waited for by who waits longest.
         """
         duration = np.where(self._is(_UNCOMPARED), np.nan, self.duration_s)
+        # groups of which nobody knows who is in them are not one group
+        duration = np.where(self._sizes[self.gid] == 0, np.nan, duration)
         longest = self._of_call(np.fmax, duration)[self.call] if len(self.call) else duration
         behind = longest - duration
         gives = self._is(_GIVES)
@@ -231,6 +233,7 @@ class Table:
     def transfers(self) -> Transfers:
         """What groups and pairs take now: against their healthy times, else against others."""
         usable = ~self._is(_UNCOMPARED) & ~self._is(_GIVES) & (self.size != 0)
+        usable &= self._sizes[self.gid] != 1  # who is alone in a group sends nobody anything
         order = self._by_call
         cells = order[usable[order]]
         if not len(cells):

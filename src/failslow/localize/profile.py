@@ -34,6 +34,8 @@ _MIN_EXTRA = 0.05
 """Share of an iteration that a suspect must take longer."""
 _MIN_SHARE = 0.25
 """Share of the job's slowness that it must explain, where that is known."""
+_LEAST_OWN = 1e-3
+"""Share of an iteration that a worker is taken to spend by itself at least."""
 _SLOW = 1.05
 """Iterations this much over healthy ones are worth a look."""
 _MOST_SIGMAS, _FEW_SIGMAS = 5.0, 1.5
@@ -89,6 +91,8 @@ class _Diagnosing:
         elif slowdown > 1.0:
             self.healthy_s = self.iteration_s / slowdown
         own, error = table.own()
+        # who only waits spends nothing by itself, and so many times nothing is no slowdown
+        own = np.maximum(own, _LEAST_OWN * self.iteration_s)
         self._all_own_s = own
         self.own_s, self.error_s = own[:count], error[:count]
         self.expected_s = np.full(count, np.nan)
@@ -135,12 +139,15 @@ class _Diagnosing:
                 f"{self.healthy_s:.4g} s: nothing is slow now"
             )
         if missing:
-            named = ", ".join(map(str, missing[:8])) + ", …" * (len(missing) > 8)
-            notes.append(f"no profile of ranks {named}")
+            notes.append(f"no profile of ranks {_few(missing)}")
+        unknown = tuple(sorted(table.rank[: table.count][~np.isfinite(self.own_s)].tolist()))
+        if unknown and self.slow:
+            notes.append(f"what ranks {_few(unknown)} spend by themselves cannot be seen")
         imbalance = self._imbalance()
         # what is uneven may be all there is to it where healthy times are not known
         blameless = self.timed or not imbalance
-        everyone = not (suspects or missing or self.extra_s is None) and self.slow and blameless
+        told = not (suspects or missing or unknown or self.extra_s is None)
+        everyone = told and self.slow and blameless
         if everyone:
             notes.append(self._everyone())
         suspects.sort(key=lambda s: (-s.score, s.ranks, s.peer_ranks))
@@ -371,9 +378,8 @@ class _Diagnosing:
             which = {0: "the first stage", stages - 1: "the last stage"}
             return f"{which.get(stage, f'stage {stage} of {stages}')} computes"
         ranks = sorted(table.rank[members].tolist())
-        listed = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
         device = table.profiles[members[0]].device
-        return f"ranks {listed}{f' ({device})' * bool(device)} compute"
+        return f"ranks {_few(ranks)}{f' ({device})' * bool(device)} compute"
 
     # -- weights ---------------------------------------------------------------------------------
 
@@ -388,6 +394,10 @@ class _Diagnosing:
         """Of the job's slowness, or where that is unknown of an iteration."""
         whole = self.extra_s if self.extra_s else self.iteration_s
         return float(min(1.0, extra_s / whole))
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
 
 
 def _with_common_rank(suspects: list[Suspect]) -> list[Suspect]:
