@@ -15,6 +15,7 @@ from tests.runtime.scripted import EPOCH, Scripted
 
 from failslow.config import RuntimeConfig
 from failslow.pipeline import AgentBeat, BusReport, Say, Tick, WorkerSamples, WorkerState, Write
+from failslow.pipeline.health import HealthBook
 from failslow.pipeline.past import read_past
 from failslow.records import Episode, StepSample
 
@@ -162,6 +163,38 @@ def test_a_dead_agent_makes_its_node_blind_and_the_job_goes_on() -> None:
     assert (back["ok"], back["node"]) == (True, "node1")
     assert [e.tags["workers"] for e in job.said("step") if e.rank is None][-1] == 4
     assert job.events() == []
+
+
+def test_nodes_of_one_name_are_both_watched_and_that_is_said_once() -> None:
+    """They took turns to be "restarted" each second, and half of the workers was gone each time."""
+    health = HealthBook(blind_after_s=4.0, stall_after_s=60.0)
+
+    def beat(session: int, *ranks: int, now_s: float, alive: bool = True) -> list[str]:
+        workers = tuple(
+            WorkerState(rank=rank, worker=f"{rank}-1", world_size=4, alive=alive) for rank in ranks
+        )
+        event = AgentBeat(node="localhost", session=session, workers=workers)
+        return [said.text for said in health.beat(event, now_s) if isinstance(said, Say)]
+
+    said: list[str] = []
+    for second in range(20):
+        said += beat(1, 0, 1, now_s=EPOCH + second)
+        said += beat(2, *((2, 3) if second else ()), now_s=EPOCH + second + 0.5)
+        if second:
+            assert health.living == {0, 1, 2, 3}
+    assert said == [
+        "two nodes are called localhost, that of ranks 0-1 and that of ranks 2-3: give each a name "
+        "of its own by FAILSLOW_NODE"
+    ]
+    # one of them has a new agent, which does not know its workers at once
+    again = beat(3, now_s=EPOCH + 20) + beat(3, 2, 3, now_s=EPOCH + 21)
+    assert again == ["the agent of node localhost (2) was restarted: ranks 2-3 watched again"]
+    # its workers end, and others come in their place
+    beat(3, 2, 3, now_s=EPOCH + 22, alive=False)
+    assert health.living == {0, 1}
+    beat(4, 5, 6, now_s=EPOCH + 23)
+    assert health.living == {0, 1, 5, 6}
+    assert set(health.agents) == {"localhost", "localhost (2)"}
 
 
 def test_a_restarted_agent_that_lost_count_finds_its_place_again() -> None:

@@ -74,6 +74,16 @@ def test_a_given_transport_is_used_and_served_only_if_it_is_a_tcpstore() -> None
         meeting("job", {"FAILSLOW_TRANSPORT": "memory://x"})
 
 
+def test_hosts_that_nobody_named_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost.localdomain")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    assert node_name(CLUSTER).startswith(f"localhost.localdomain-{boot}")
+    assert boot not in node_name(TORCHRUN)
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-17")
+    assert node_name(CLUSTER).startswith("gpu-17")
+    assert boot not in node_name(CLUSTER)
+
+
 def test_a_node_has_the_name_it_is_given() -> None:
     assert node_name({"FAILSLOW_NODE": "gpu-17"}) == "gpu-17"
     assert node_name({})

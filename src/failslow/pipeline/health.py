@@ -6,8 +6,9 @@ In: beats of the agents, counts, the time. Out: health records:
      "message":"monitoring of node gpu-17 is blind since …: its agent is silent (ranks 2-3)"}
     {"kind":"health","what":"agent","ok":true,"node":"gpu-17",…}
 
-what: controller, bus, agent, worker, job (no iteration ends and no collective is made), ring
-(records lost), tracker, coverage (workers nobody watches), token, clock, messages. While only
+what: controller, bus, agent, names (two nodes have one name), worker, job (no iteration ends and no
+collective is made), ring (records lost), tracker, coverage (workers nobody watches), token, clock,
+messages. While only
 collectives go on, as in an evaluation, nothing is wrong; that is told too, `ok`:
 
     {"kind":"health","what":"job","ok":true,"event":"between","since_t":1745735301.2,
@@ -16,7 +17,7 @@ collectives go on, as in an evaluation, nothing is wrong; that is told too, `ok`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -121,13 +122,23 @@ class HealthBook:
     def beat(self, event: AgentBeat, now_s: float) -> list[Instruction]:
         """An agent reports."""
         self._began_s = now_s if self._began_s is None else self._began_s
-        node, workers = event.node, {worker.rank: worker for worker in event.workers}
+        workers = {worker.rank: worker for worker in event.workers}
         ranks = sorted(workers)
+        node = self._known_as(event.node, event.session, workers.keys())
+        if node is None:
+            return []  # it will tell of its workers soon
         known = self.agents.get(node)
         self.agents[node] = agent = _Agent(event.session, now_s, workers, event.leaving)
         if known is None or known.alive != agent.alive:
             self._living = None
         out: list[Instruction] = []
+        if node != event.node and known is None:
+            others = rank_list(sorted(self.agents[event.node].workers))
+            text = (
+                f"two nodes are called {event.node}, that of {others} and that of "
+                f"{rank_list(ranks)}: give each a name of its own by FAILSLOW_NODE"
+            )
+            out += self._turn(Trouble("names", node), text, now_s)
         if event.leaving:
             self._forget(node)
             text = f"agent of node {node} has left: its workers ended"
@@ -158,6 +169,25 @@ class HealthBook:
             )  # fmt: skip
             out += self._turn(Trouble("tracker", node, worker.rank), worker.note, now_s)
         return out
+
+    def _known_as(self, name: str, session: int, ranks: Collection[int]) -> str | None:
+        """Under which name an agent is known: nodes of one name have different ranks. None: it is
+        not known which of them it is."""
+        free, number = name, 1
+        names = []
+        while free in self.agents:
+            names.append(free)
+            number += 1
+            free = f"{name} ({number})"
+        for known in names:
+            if self.agents[known].session == session:
+                return known
+        for known in names:
+            agent = self.agents[known]
+            gone = not agent.alive or Trouble("agent", known) in self._bad
+            if gone or not agent.workers.keys().isdisjoint(ranks):
+                return known
+        return free if ranks or not names else None
 
     def bus(self, event: BusReport, now_s: float) -> list[Instruction]:
         """Counts of the controller's end of the bus."""

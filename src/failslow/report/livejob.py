@@ -34,7 +34,7 @@ blind: its agent or its records are missing; gone: it has ended."""
 _SILENT_S = 30.0
 """Three times the interval at which the controller says that it lives."""
 _GONE_S = 15.0
-_IMPAIRED = frozenset({"clock", "messages", "ring", "tracker"})
+_IMPAIRED = frozenset({"clock", "messages", "names", "ring", "tracker"})
 """Troubles that cost samples; any other one means that something is not seen at all."""
 
 

@@ -40,6 +40,7 @@ TROUBLES = (
     "coverage",
     "job",
     "messages",
+    "names",
     "ring",
     "token",
     "tracker",

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 
 from failslow.errors import ConfigError
 
@@ -37,6 +38,7 @@ __all__ = [
 
 _FIRST_PORT, _PORTS = 10_000, 22_000
 _LOOPBACK = "tcpstore://127.0.0.1:0"
+_NAMELESS = ("", "localhost", "(none)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +105,23 @@ def is_loopback(host: str) -> bool:
 def node_name(environ: Mapping[str, str]) -> str:
     """FAILSLOW_NODE, else Slurm's name, else the host's with its network namespace if not init's.
 
-    The latter tells apart the nodes of a test bed that share a machine.
+    The latter tells apart the nodes of a test bed that share a machine. Hosts that nobody gave a
+    name are told apart by the number of their kernel's start.
     """
     if given := given_name(environ):
         return given
     name = socket.gethostname()
+    if name.partition(".")[0] in _NAMELESS and not is_single_node(environ):
+        name = f"{name}-{_boot_id()[:8]}".rstrip("-")
     own, init = net_namespace("self"), net_namespace("1")
     return f"{name}-{own}" if own and init and own != init else name
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def given_name(environ: Mapping[str, str]) -> str:

@@ -37,6 +37,7 @@ _REMEDIES = {
     "clock": "start chronyd or systemd-timesyncd on every node",
     "controller": "look into runtime.log beside the journal",
     "coverage": "start the job with FAILSLOW=1 on every node",
+    "names": "set FAILSLOW_NODE to another name on each node",
     "ring": "raise FAILSLOW_CAPTURE_RECORDS",
     "token": "set FAILSLOW_TOKEN to the same value on every node",
     "tracker": "mark iterations in the trainer with step()",
