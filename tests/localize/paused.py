@@ -61,10 +61,10 @@ class Control:
     def turn(self) -> None:
         """Take what comes within a hundredth of a second."""
         for message in self.endpoint.poll(AGENTS, 0.01):
-            event = decode(message.payload)
-            if isinstance(event, Report) and event.topic == TOPIC:
-                self.said.append((time.time(), event.rank, dict(event.body)))
-                self._order(self.lead.report(event.rank, event.body, time.time()))
+            for event in decode(message.payload):
+                if isinstance(event, Report) and event.topic == TOPIC:
+                    self.said.append((time.time(), event.rank, dict(event.body)))
+                    self._order(self.lead.report(event.rank, event.body, time.time()))
         self._order(self.lead.tick(time.time()))
 
     def until(self, condition: Callable[[], object], limit_s: float = 60.0) -> None:

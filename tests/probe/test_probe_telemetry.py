@@ -49,7 +49,7 @@ def test_what_was_sampled_comes_unasked_and_without_gaps() -> None:
         assert before.body["until_t"] == after.body["since_t"]
     times = [t for report in found for t in report.body["t"]]
     assert len(times) == len(set(times)) > 8
-    assert decode(encode_report(found[0])) == found[0]
+    assert decode(encode_report(found[0])) == [found[0]]
 
 
 def test_the_last_samples_come_once_the_workers_have_ended() -> None:

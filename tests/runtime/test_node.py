@@ -20,7 +20,7 @@ from failslow.capture.ring import RingWriter, find_rings
 from failslow.config import RuntimeConfig, TrackConfig
 from failslow.errors import MessageTooLargeError
 from failslow.journal import JournalWriter, decode_entry, read_journal
-from failslow.pipeline import Order, Pipeline, Write
+from failslow.pipeline import Order, Pipeline, WorkerSamples, Write
 from failslow.records import StepSample
 from failslow.runtime.agent import Agent
 from failslow.runtime.bus import Bus
@@ -32,7 +32,7 @@ from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import NodeWatch
 from failslow.runtime.supervise import worker_lives
 from failslow.runtime.transport import Endpoint, from_url
-from failslow.runtime.wire import AGENTS, NEWS, ORDERS, encode_order
+from failslow.runtime.wire import AGENTS, NEWS, ORDERS, decode, encode_order
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GONE = f"{2**22 + 1}-1"
@@ -199,6 +199,22 @@ def test_agent_and_controller_carry_iterations_from_rings_to_the_journal(
         -1
     ] == "ended"
     assert not (tmp_path / "agent.jsonl").exists()
+
+
+def test_a_nodes_workers_cost_the_controller_one_message_a_turn(
+    environ: Mapping[str, str], trainers: list[Trainer], tmp_path: Path
+) -> None:
+    """The topic holds 4,096: an iteration of 10,240 workers came as so many messages."""
+    url = f"memory://{tmp_path.name}"
+    heard = connect(url, "controller")
+    agent = agent_at(url, environ, tmp_path)
+    until(lambda: agent.turn(time.monotonic()) and bool(heard.poll(AGENTS, 0.0)))
+    for trainer in trainers:
+        trainer.iterate(15)
+    agent.turn(time.monotonic())
+    (message,) = heard.poll(AGENTS, 5.0)
+    ranks = [e.rank for e in decode(message.payload) if isinstance(e, WorkerSamples)]
+    assert ranks == [0, 1]
 
 
 def test_what_a_bus_cannot_be_made_of_is_said_and_tried_again(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from failslow.errors import ConfigError
-from failslow.pipeline import AgentBeat, WorkerSamples, WorkerState
+from failslow.pipeline import AgentBeat, Report, WorkerSamples, WorkerState
 from failslow.records import StepSample
 from failslow.runtime.folder import RunFolder
 from failslow.runtime.rendezvous import derived_port, is_single_node, meeting, node_name
-from failslow.runtime.wire import decode, encode_beat, encode_samples
+from failslow.runtime.wire import bundle, decode, encode_beat, encode_report, encode_samples
 
 TORCHRUN = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "1"}
 CLUSTER = {
@@ -168,7 +168,7 @@ def test_samples_arrive_as_they_were_sent(rows: list[StepSample], counted: bool)
         node="n", rank=3, worker="1-2", session=4, counted=counted, samples=tuple(rows)
     )
     (payload,) = encode_samples(event)
-    assert decode(payload) == event
+    assert decode(payload) == [event]
 
 
 def test_many_samples_are_sent_in_messages_the_transport_takes() -> None:
@@ -185,16 +185,33 @@ def test_many_samples_are_sent_in_messages_the_transport_takes() -> None:
         node="n", rank=3, worker="1-2", session=4, counted=True, samples=(row,) * 2500
     )
     payloads = list(encode_samples(many))
-    decoded = [decode(payload) for payload in payloads]
+    decoded = [event for payload in payloads for event in decode(payload)]
     assert sum(len(d.samples) for d in decoded if isinstance(d, WorkerSamples)) == 2500
     assert max(map(len, payloads)) < 250_000
-    assert decode(next(encode_samples(event))) == event
+    assert decode(next(encode_samples(event))) == [event]
 
 
 def test_beats_arrive_as_they_were_sent() -> None:
     state = WorkerState(rank=3, worker="1-2", world_size=8, alive=True, lost_records=4, note="ü")
     beat = AgentBeat(node="n", session=2**48 - 1, workers=(state,), leaving=True)
-    assert decode(encode_beat(beat)) == beat
+    assert decode(encode_beat(beat)) == [beat]
+
+
+@given(sizes=st.lists(st.integers(0, 60_000), max_size=12))
+def test_what_is_said_in_a_turn_goes_together_in_its_order(sizes: list[int]) -> None:
+    reports = [
+        Report(node="n", rank=rank, topic="profile", body={"x": "y" * size})
+        for rank, size in enumerate(sizes)
+    ]
+    messages = list(bundle(map(encode_report, reports)))
+    assert [event for message in messages for event in decode(message)] == reports
+    assert max(map(len, messages), default=0) < 200_000
+    assert len(messages) <= 1 + sum(sizes) // 60_000
+
+
+def test_what_is_damaged_in_a_message_costs_no_more_than_itself() -> None:
+    beat = AgentBeat(node="n", session=1, workers=())
+    assert decode(b'[{"beat":7},%b,null,{}]' % encode_beat(beat)) == [beat]
 
 
 @pytest.mark.parametrize(
@@ -213,4 +230,4 @@ def test_beats_arrive_as_they_were_sent() -> None:
     ],
 )
 def test_what_is_no_message_is_passed_over(payload: bytes) -> None:
-    assert decode(payload) is None
+    assert decode(payload) == []

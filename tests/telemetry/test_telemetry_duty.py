@@ -82,7 +82,7 @@ def test_a_real_process_is_sampled_and_reported() -> None:
         duty.close()
 
     assert (report.node, report.rank, report.topic) == ("n1", None, "telemetry")
-    assert decode(encode_report(report)) == report
+    assert decode(encode_report(report)) == [report]
     body = report.body
     assert body["interval_s"] == 0.1
     # by the clock of its workers, two minutes ahead of this test's

@@ -41,11 +41,13 @@ from failslow.runtime.node import Follower, NodeWatch
 from failslow.runtime.rendezvous import Meeting, given_name, meeting, node_name
 from failslow.runtime.rings import OwnRings
 from failslow.runtime.supervise import StepBack
-from failslow.runtime.transport import Endpoint, from_url
+from failslow.runtime.transport import MAX_PAYLOAD_BYTES, Endpoint, from_url
+from failslow.runtime.transport.base import check_size
 from failslow.runtime.wire import (
     AGENTS,
     NEWS,
     ORDERS,
+    bundle,
     decode_order,
     encode_beat,
     encode_report,
@@ -91,6 +93,8 @@ class Agent:
         self._blind_after_s = blind_after_s
         self._duties = {duty.topic: duty for duty in duties}
         self._failed: set[str] = set()
+        self._said: list[bytes] = []
+        """In this turn: what is about to be sent."""
         self._beat_s = self._discover_s = -1e9
         self._idle_since_s: float | None = None
         self._blind = False
@@ -106,12 +110,12 @@ class Agent:
         if found or now_s - self._beat_s >= _BEAT_S:
             self._beat(now_s)  # a worker is announced before its samples come
         for event in self._watch.read():
-            for payload in encode_samples(event):
-                self._bus.publish(AGENTS, payload)
+            self._said += encode_samples(event)
             if self._metrics is not None:
                 for sample in event.samples:
                     self._observe(sample, event.rank)
         self._do_duties(now_s)
+        self._send()
         return self._idle_since_s is None or now_s - self._idle_since_s < _LINGER_S
 
     def _do_duties(self, now_s: float) -> None:
@@ -135,7 +139,14 @@ class Agent:
         for worker in workers:
             duty.observe(worker)
         for report in duty.turn(workers, now_s):
-            self._bus.publish(AGENTS, encode_report(report))
+            payload = encode_report(report)
+            check_size(AGENTS, len(payload), MAX_PAYLOAD_BYTES)
+            self._said.append(payload)
+
+    def _send(self) -> None:
+        said, self._said = self._said, []
+        for payload in bundle(said):
+            self._bus.publish(AGENTS, payload)
 
     def _guard(self, duty: Duty, action: Callable[[], None]) -> None:
         """A duty's fault must not end the watching."""
@@ -161,13 +172,14 @@ class Agent:
         for duty in self._duties.values():
             self._guard(duty, duty.close)
         self._beat(0.0, leaving=True)
+        self._send()
         self._bus.close(_FLUSH_S)
 
     def _beat(self, now_s: float, *, leaving: bool = False) -> None:
         self._beat_s = now_s
         states = self._watch.states
         beat = AgentBeat(node=self._node, session=self._session, workers=states, leaving=leaving)
-        self._bus.publish(AGENTS, encode_beat(beat))
+        self._said.append(encode_beat(beat))
         if self._metrics is not None:
             for state in states:
                 self._metrics.ring(

@@ -99,8 +99,7 @@ class Controller:
     def turn(self, clock: SteadyClock) -> bool:
         """Take what comes within a fifth of a second; False when the job has ended."""
         for message in self._endpoint.poll(AGENTS, _TURN_S):
-            event = decode(message.payload)
-            if event is not None:
+            for event in decode(message.payload):
                 self._do(self._pipeline.handle(event, clock.now_s()))
         now_s = clock.now_s()
         if now_s - self._report_s >= _REPORT_S:

@@ -7,13 +7,16 @@ In: `AgentBeat`s, `WorkerSamples`, `Report`s, `Order`s. Out: bytes for `Endpoint
      "told":false,"rows":[[812,0.0601,1745735301.2,1,66560.0,0.0512,2,0,0],…]}}
     {"report":{"node":"gpu-17","rank":3,"topic":"profile","body":{…}}}
     {"order":{"topic":"profile","body":{"for_s":20.0},"node":""}}
+
+What an agent says in one turn goes together, as a list: its node's eight workers end an iteration
+at the same time, and those of a thousand nodes would fill the controller's topic with each.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +28,7 @@ __all__ = [
     "AGENTS",
     "NEWS",
     "ORDERS",
+    "bundle",
     "decode",
     "decode_order",
     "encode_beat",
@@ -41,6 +45,7 @@ ORDERS = "orders"
 """Topic on which the controller gives orders; agents take those for all and for their node."""
 _ROWS = 1000
 """Samples in a message: about 100 bytes each, well under the transport's limit."""
+_BUNDLE_BYTES = 128 * 1024
 
 
 def encode_beat(beat: AgentBeat) -> bytes:
@@ -98,10 +103,36 @@ def decode_order(payload: bytes) -> Order | None:
     return Order(topic=topic, body=body, node=node)
 
 
-def decode(payload: bytes) -> AgentBeat | WorkerSamples | Report | None:
-    """The event; None when it is none that this version understands."""
+def bundle(payloads: Iterable[bytes]) -> Iterator[bytes]:
+    """What `encode_…` made, in the same order in fewer messages."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    for payload in payloads:
+        if parts and size_bytes + len(payload) > _BUNDLE_BYTES:
+            yield _joined(parts)
+            parts, size_bytes = [], 0
+        parts.append(payload)
+        size_bytes += len(payload) + 1
+    if parts:
+        yield _joined(parts)
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else b"[%b]" % b",".join(parts)
+
+
+def decode(payload: bytes) -> list[AgentBeat | WorkerSamples | Report]:
+    """The events of a message, in order, without those this version does not understand."""
     try:
-        message = json.loads(payload)
+        found = json.loads(payload)
+    except ValueError:
+        return []
+    messages = found if isinstance(found, list) else [found]
+    return [event for one in messages if (event := _event(one)) is not None]
+
+
+def _event(message: Any) -> AgentBeat | WorkerSamples | Report | None:
+    try:
         if "report" in message:
             report = Report(**message["report"])
             return report if isinstance(report.body, dict) else None
