@@ -97,6 +97,24 @@ def told(witnesses: Witnesses) -> bool:
     return witnesses.told
 
 
+def test_workers_that_are_started_again_have_a_reference_of_their_own() -> None:
+    """Rank 2 may be on another machine: the reference of the one before says nothing of it."""
+    job = slow("")
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    assert job.pause_orders == ["survey", "arm", "commit"]
+    for rank in job.ranks:
+        job.process[rank], job.step[rank] = f"{2000 + rank}-99", -1
+    job.iterate(40, HEALTHY_S)
+    assert job.pipeline.inquiry.healthy == []
+    job.profile("healthy")
+    job.iterate(5, HEALTHY_S)
+    assert job.pause_orders == ["survey", "arm", "commit"] * 2
+    taken = [e.record for e in job.said("validation")]
+    assert [(record["why"], record["ok"]) for record in taken] == [("reference", True)] * 2
+
+
 def test_of_a_large_job_only_the_concerned_are_asked() -> None:
     """The windows of a thousand nodes are 200 MB: a verdict would be given without any."""
     every = [f"n{i}" for i in range(1000)]

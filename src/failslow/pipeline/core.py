@@ -160,7 +160,10 @@ class Pipeline:
     def _samples(self, event: WorkerSamples, now_s: float) -> list[Instruction]:
         starts = self.series.starts
         worker, fresh = self.series.add(event, now_s)
-        out = self.remedy.restarted(now_s) if self.series.starts > starts else []
+        out: list[Instruction] = []
+        if self.series.starts > starts:
+            self.inquiry.restarted(now_s)
+            out += self.remedy.restarted(now_s)
         summary = self._summaries.setdefault(event.rank, _Summary())
         healthy = not self._detector.suspected and not self.remedy.holding
         for sample in fresh:

@@ -136,6 +136,12 @@ class Inquiry:
             self._healthy_due_s = now_s + _HEALTHY_AFTER_S
         return []
 
+    def restarted(self, now_s: float) -> None:
+        """Workers were started again, perhaps elsewhere: what is healthy is to be seen anew. (Agents
+        profile new workers by themselves; of those that were not, it is asked for.)"""
+        self._healthy, self._reference, self._start = {}, [], None
+        self._healthy_due_s, self._reference_due_s = now_s + _HEALTHY_AGAIN_S, None
+
     def report(self, event: Report, now_s: float) -> list[Instruction]:
         """An agent answers."""
         if event.topic == "profile":

@@ -125,6 +125,7 @@ class Past:
 
     def begin_anew(self) -> None:
         """The workers are others: as at the start."""
+        self.reference, self.profiles = [], {}
         self.microbatches = self.placement = ()
         self.unanswered = {}
 
