@@ -115,6 +115,22 @@ def test_workers_that_are_started_again_have_a_reference_of_their_own() -> None:
     assert [(record["why"], record["ok"]) for record in taken] == [("reference", True)] * 2
 
 
+def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> None:
+    """Those of before compare with nothing: peers alone then told who is slow."""
+    job = slow("")
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    job.run += 1
+    job.iterate(20, HEALTHY_S)
+    assert job.pipeline.inquiry.healthy == []
+    job.iterate(60, HEALTHY_S)
+    asked = [order.body["why"] for order in job.orders if order.topic == "profile"]
+    assert asked == ["healthy"]
+    assert len(job.pipeline.inquiry.healthy) == 4
+    assert job.pause_orders == ["survey", "arm", "commit"]  # the reference still holds
+
+
 def test_of_a_large_job_only_the_concerned_are_asked() -> None:
     """The windows of a thousand nodes are 200 MB: a verdict would be given without any."""
     every = [f"n{i}" for i in range(1000)]

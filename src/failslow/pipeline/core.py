@@ -214,6 +214,7 @@ class Pipeline:
             for worker in self.series.workers.values():
                 worker.healthy.clear()
             self.remedy.changed()
+            self.inquiry.changed(now_s)
         events = self._detector.update(step.sample, step.run)
         self._episodes.held = self.remedy.holding
         heft = math.exp(self._detector.explained_log_s)

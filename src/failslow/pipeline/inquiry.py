@@ -45,7 +45,8 @@ _EMPTY = 3
 """Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
 _WELL = 1.05
 _HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
-"""Healthy profiles that a suspicion came before: how long after it they are asked for."""
+"""Healthy profiles that a suspicion came before, or a change of the program: how long after it they
+are asked for."""
 
 
 class Inquiry:
@@ -137,10 +138,17 @@ class Inquiry:
         return []
 
     def restarted(self, now_s: float) -> None:
-        """Workers were started again, perhaps elsewhere: what is healthy is to be seen anew. (Agents
-        profile new workers by themselves; of those that were not, it is asked for.)"""
+        """Workers were started again, perhaps elsewhere: what is healthy is to be seen anew.
+
+        Agents profile new workers by themselves; of those that were not it is asked for.
+        """
         self._healthy, self._reference, self._start = {}, [], None
         self._healthy_due_s, self._reference_due_s = now_s + _HEALTHY_AGAIN_S, None
+
+    def changed(self, now_s: float) -> None:
+        """The program is another one: its calls do not compare with those of before."""
+        self._healthy, self._start = {}, None
+        self._healthy_due_s = now_s + _HEALTHY_AFTER_S
 
     def report(self, event: Report, now_s: float) -> list[Instruction]:
         """An agent answers."""
