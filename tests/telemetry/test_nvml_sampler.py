@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.telemetry.fake_nvml import FakeGpu, FakeNvml
 
+from failslow.telemetry.collect import node_samplers
 from failslow.telemetry.nvml import Background, NvmlSampler
 
 
@@ -211,8 +212,21 @@ def test_a_driver_that_raises_is_left_out() -> None:
     slow = _Slow()
     slow.may_answer.set()
     slow.error = RuntimeError("gone")
-    background = Background(slow, what="NVML")
+    background = Background(slow, what="NVML", stale_s=5.0)
     background.sample(0.0)
     _until_idle(background)
     background.sample(1.0)
     assert background.missing == ("NVML failed: RuntimeError('gone')",)
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 60.0])
+def test_what_is_asked_for_seldom_is_given_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, interval_s: float
+) -> None:
+    """At more than five seconds between samples there were never any numbers of GPUs."""
+    monkeypatch.setattr("failslow.telemetry.nvml.import_module", lambda _: FakeNvml(FakeGpu()))
+    *_, background = node_samplers(dict, interval_s=interval_s)
+    assert isinstance(background, Background)
+    assert background.sample(0.0) == {}
+    _until_idle(background)
+    assert background.sample(interval_s)["gpu/0/sm_mhz"] == 1980.0

@@ -81,7 +81,9 @@ class TelemetryDuty(Duty):
         self._epoch_s: float | None = None
         """What to add to CLOCK_MONOTONIC for the time its workers' iterations are told in."""
         made = samplers or (
-            lambda workers: node_samplers(workers, devices=lambda: self._devices, job=job)
+            lambda workers: node_samplers(
+                workers, devices=lambda: self._devices, job=job, interval_s=interval_s
+            )
         )
         self.collector = Collector(made(lambda: self._workers), keep=round(_KEEP_S / interval_s))
         self._orders: list[Order] = []

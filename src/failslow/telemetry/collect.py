@@ -32,6 +32,7 @@ _FEWEST_POINTS = 8
 _MOST_BYTES = 190_000
 """Of a report as JSON: a message may hold 256 KiB, and the rest of it needs room."""
 _DIGITS = 5
+_STALE_S = 5.0
 
 
 def node_samplers(
@@ -40,16 +41,18 @@ def node_samplers(
     devices: Callable[[], Mapping[int, str]] = dict,
     job: str = "",
     root: Path = Path("/"),
+    interval_s: float = 1.0,
 ) -> tuple[Sampler, ...]:
     """Every sampler there is. workers: rank -> pid; devices: rank -> UUID of its GPU, as far as it
-    told; root: where /proc and /sys are."""
+    told; root: where /proc and /sys are; interval_s: at which they will be asked."""
     gpus = NvmlSampler(workers, devices=devices)
     return (
         CpuSampler(workers, job=job, root=root),
         InterfaceSampler(root=root),
         ConnectionSampler(workers, root=root),
         RdmaSampler(root=root),
-        Background(gpus, what="NVML"),
+        # it gives what it found the last time: that is as old as the samples are apart
+        Background(gpus, what="NVML", stale_s=max(_STALE_S, 2.5 * interval_s)),
     )
 
 

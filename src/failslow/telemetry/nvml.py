@@ -230,7 +230,7 @@ class Background:
     stale_s: what was found longer ago is no longer given.
     """
 
-    def __init__(self, sampler: Sampler, *, what: str, stale_s: float = 5.0) -> None:
+    def __init__(self, sampler: Sampler, *, what: str, stale_s: float) -> None:
         self.sampler, self._what, self._stale_s = sampler, what, stale_s
         self._thread: threading.Thread | None = None
         self._found: tuple[float, Mapping[str, float]] = (-1e9, {})
