@@ -127,3 +127,26 @@ def test_what_all_feel_alike_is_blamed_on_nobody_without_a_measurement(
     verdict = Verdict(episode="e1", findings=(finding,))
     found = accord(verdict, suspects(everyone=True), slowdown=1.3, own=own)
     assert [f.key for f in found.findings] == (["device rank 2"] if is_named else [])
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected"),
+    [
+        (replace(DEVICE, slowdown=6.1, cause="device degradation (quota)"), ["device rank 2"]),
+        (
+            replace(DEVICE, slowdown=1.3, cause="device degradation (quota)"),
+            [],
+        ),  # of x2.4: too little
+        (replace(DEVICE, slowdown=6.1), []),  # nothing tells why: perhaps it was for a moment
+        (replace(HOST, slowdown=6.1), []),  # what runs beside it may be there for others as well
+    ],
+)
+def test_a_device_with_a_cause_is_named_whatever_streams_accuse(
+    finding: Finding, expected: list[str]
+) -> None:
+    """Two workers held by quotas in two tensor-parallel groups: one group stood out, or one rank.
+
+    Benchmarks said x6.27 and x6.25 of both, and the verdict named nobody, or one of them.
+    """
+    for accused in (suspect("group", 2, 3), suspect("compute", 1), suspect("group", 0, 1)):
+        assert kept((finding,), suspects(accused), 2.4) == expected

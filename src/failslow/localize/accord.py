@@ -22,7 +22,7 @@ __all__ = ["accord"]
 
 _SLOW = 1.10
 _SHARE = 0.5
-"""Without suspects: of the job's slowdown what a finding must be able to explain by itself."""
+"""Of the job's slowdown what a finding must be able to explain by itself where no suspect is it."""
 
 
 def accord(
@@ -61,13 +61,16 @@ def _felt(finding: Finding, own: Mapping[int, float]) -> Finding:
 
 
 def _accused(finding: Finding, felt: Finding, diagnosis: Diagnosis, slowdown: float) -> bool:
+    # what all feel alike proves nothing of one of them: it must have been measured as well
+    sure = min(finding.slowdown, felt.slowdown) >= 1.0 + _SHARE * (slowdown - 1.0)
     if diagnosis.everyone or not diagnosis.suspects:
-        if finding.what == "host" and finding.evidence and not finding.cause:
-            return False  # it waited for a moment, and its telemetry knows of no contention
-        # what all feel alike proves nothing of one of them: it must have been measured as well
-        sure = min(finding.slowdown, felt.slowdown)
-        return sure >= 1.0 + _SHARE * (slowdown - 1.0)
-    return any(_matches(finding, suspect) for suspect in diagnosis.suspects)
+        # it may have waited for a moment, and its telemetry knows of no contention
+        return sure and not (finding.what == "host" and finding.evidence and not finding.cause)
+    if any(_matches(finding, suspect) for suspect in diagnosis.suspects):
+        return True
+    # whoever is held, by a quota say, is slow to send and receive too: streams may show no more
+    # than its groups, or the worst of several alike
+    return sure and finding.what == "device" and bool(finding.cause)
 
 
 def _matches(finding: Finding, suspect: Suspect) -> bool:
