@@ -53,8 +53,10 @@ class _Grid:
 class Training:
     """The example's trainer in a grid whose workers may change places."""
 
-    def __init__(self, sizes: tuple[int, int, int], *, limit_s: float = 60.0) -> None:
-        self.limit_s = limit_s
+    def __init__(
+        self, sizes: tuple[int, int, int], *, limit_s: float = 60.0, near: bool = True
+    ) -> None:
+        self.limit_s, self.near = limit_s, near
         self.grid = LiveGrid.build(
             range(dist.get_world_size()), sizes=sizes, device_type="cpu", timeout_s=100.0
         )
@@ -104,6 +106,7 @@ class Training:
                 tp=self.grid.sizes[2],
                 limit_s=self.limit_s,
                 chunk_bytes=8192,
+                near=self.near,
             )
         trainer = self.trainer
         del state, trainer.stage, trainer.parameters, trainer.optimizer, trainer.grid
@@ -176,6 +179,7 @@ def states() -> dict[str, Any]:
                 placement_new=new,
                 group=group,
                 chunk_bytes=draw.choice([8192, 50_000, 1 << 24]),
+                near=case % 2 == 0,
             )
         due = all_states[now[new.index(rank)]]
         if not same_bits(result.state, due) or not same_bits(all_states[rank], kept):
@@ -235,7 +239,7 @@ def _oversleep(pair: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def faults() -> dict[str, Any]:
     """Each fault befalls one worker in the middle of training; then a move that succeeds."""
-    training = Training((2, 2, 1), limit_s=1.0)
+    training = Training((2, 2, 1), limit_s=1.0, near=False)
     training.run(3)
     report: dict[str, Any] = {}
     for victim, (name, spoilt) in enumerate(
@@ -316,7 +320,7 @@ def _held() -> dict[str, int]:
     }
 
 
-def killed() -> dict[str, Any]:
+def killed(*, near: bool) -> dict[str, Any]:
     """The last rank is killed in the middle of a move."""
     rank, world = dist.get_rank(), dist.get_world_size()
     survivors = dist.new_group(list(range(world - 1)))
@@ -324,18 +328,22 @@ def killed() -> dict[str, Any]:
     new = [*range(1, world), 0]
     begin_s, error = time.perf_counter(), ""
 
-    def die(_: tuple[Any, ...]) -> tuple[Any, ...]:
+    def die(*_: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
+    if near and rank == world - 1:
+        swap_state.__globals__["collect"] = die
+    at = 20 if rank == world - 1 and not near else -1
     try:
-        with transfer_group(60.0) as group, _Spoilt(20 if rank == world - 1 else -1, die):
+        with transfer_group(60.0) as group, _Spoilt(at, die):
             swap_state(
                 state,
                 placement_now=range(world),
                 placement_new=new,
                 group=group,
                 chunk_bytes=1 << 18,
+                near=near,
             )
     except MoveError as caught:
         error = str(caught)
@@ -374,7 +382,7 @@ def dropped() -> dict[str, Any]:
         return {"error": error, "took_s": took_s}
 
 
-LOSES_A_WORKER = {"killed", "dropped"}
+LOSES_A_WORKER = {"killed", "killed near", "dropped"}
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "layout 2x2x1": lambda: layout((2, 2, 1), {3: [1, 0, 2, 3], 6: [2, 0, 1, 3], 9: [3, 2, 0, 1]}),
     "layout 2x1x2": lambda: layout((2, 1, 2), {3: [2, 3, 0, 1], 6: [0, 1, 2, 3], 9: [2, 3, 0, 1]}),
@@ -387,7 +395,8 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "leaks": lambda: leaks((2, 1, 2), swaps=6),
     "leaks pipeline": lambda: leaks((2, 2, 1)),
     "leaks tensor": lambda: leaks((2, 1, 2)),
-    "killed": killed,
+    "killed": lambda: killed(near=False),
+    "killed near": lambda: killed(near=True),
     "dropped": dropped,
 }
 

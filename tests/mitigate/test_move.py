@@ -28,14 +28,23 @@ BIG = 1 << 40
 def swap_all(
     given_states: Sequence[Any], now: Sequence[int], new: Sequence[int], **options: Any
 ) -> tuple[ThreadHub, list[Any]]:
-    """Every worker's result; `given_states` by rank."""
+    """Every worker's result; `given_states` by rank. counted: gets each worker's events."""
     hub = ThreadHub(len(now), faults=options.pop("faults", None))
-    options = {"chunk_bytes": 4096, "limit_s": 30.0, "free": lambda _: BIG, **options}
+    counted: list[int] = options.pop("counted", [])
+    options = {
+        "chunk_bytes": 4096,
+        "limit_s": 30.0,
+        "free": lambda _: BIG,
+        "near": False,
+        **options,
+    }
 
     def work(wire: ThreadWire) -> Moved:
-        return swap_state(
+        moved = swap_state(
             given_states[wire.rank], placement_now=now, placement_new=new, group=wire, **options
         )
+        counted.append(wire._events)
+        return moved
 
     return hub, hub.run(work)
 
@@ -52,14 +61,14 @@ def block_permutations(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 
 
 @settings(max_examples=40)
-@given(block_permutations(), st.data())
+@given(block_permutations(), st.booleans(), st.data())
 def test_state_follows_the_position_bit_for_bit(
-    placements: tuple[list[int], list[int], int], data: st.DataObject
+    placements: tuple[list[int], list[int], int], near: bool, data: st.DataObject
 ) -> None:
     now, new, tp = placements
     mine = [data.draw(states()) for _ in now]
     kept = copy.deepcopy(mine)
-    _, results = swap_all(mine, now, new, tp=tp, chunk_bytes=20_000)
+    _, results = swap_all(mine, now, new, tp=tp, chunk_bytes=20_000, near=near)
     for rank, result in enumerate(results):
         assert isinstance(result, Moved), result
         position = new.index(rank)
@@ -80,17 +89,21 @@ KINDS = st.sampled_from(["die", "corrupt", "error"])
     st.permutations(range(4)),
     st.integers(0, 3),
     KINDS,
-    st.integers(0, 40),
+    st.one_of(
+        st.tuples(st.just(False), st.integers(0, 40)),
+        st.tuples(st.just(True), st.integers(0, 8)),  # without chunks there are few events
+    ),
     st.sets(st.integers(0, 3)),
 )
 def test_a_fault_anywhere_leaves_all_or_none_moved(
-    new: list[int], rank: int, kind: Any, at: int, seers: set[int]
+    new: list[int], rank: int, kind: Any, when: tuple[bool, int], seers: set[int]
 ) -> None:
     """Whatever event of whatever worker fails, and whoever of the others still saw its vote."""
     mine = [{"w": torch.full((200, 100), float(r)), "step": r} for r in range(4)]
     kept = copy.deepcopy(mine)
+    near, at = when
     faults = {rank: Fault(kind, at, frozenset(seers))}
-    hub, results = swap_all(mine, range(4), new, faults=faults)
+    hub, results = swap_all(mine, range(4), new, faults=faults, near=near)
     living = [r for r in range(4) if not isinstance(results[r], WorkerDied)]
     moved = [r for r in living if isinstance(results[r], Moved)]
     assert all(isinstance(results[r], Moved | MoveError) for r in living), results
@@ -121,21 +134,8 @@ def test_the_store_decides_where_workers_saw_different_votes() -> None:
 
 
 def _events_of(mine: Sequence[Any]) -> int:
-    counted = []
-
-    def work(wire: ThreadWire) -> Moved:
-        result = swap_state(
-            mine[wire.rank],
-            placement_now=range(4),
-            placement_new=[1, 0, 3, 2],
-            group=wire,
-            chunk_bytes=4096,
-            free=lambda _: BIG,
-        )
-        counted.append(wire._events)
-        return result
-
-    ThreadHub(4).run(work)
+    counted: list[int] = []
+    swap_all(mine, range(4), [1, 0, 3, 2], counted=counted)
     assert len(set(counted)) == 1
     return counted[0]
 

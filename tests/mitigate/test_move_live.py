@@ -110,12 +110,17 @@ def test_training_survives_moves_that_failed(reports: Reports) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_worker_killed_in_a_move_leaves_the_others_their_state(tmp_path: Path) -> None:
-    command = [JOB, "killed", "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    "scenario", ["killed", pytest.param("killed near", marks=pytest.mark.slow)]
+)
+def test_a_worker_killed_in_a_move_leaves_the_others_their_state(
+    tmp_path: Path, scenario: str
+) -> None:
+    command = [JOB, scenario, "--out", str(tmp_path)]
     with launch(command, world=WORLD, watch=False, environ=PATH) as job:
         _wait_for_survivors(job)
     for survivor in read(tmp_path, range(WORLD - 1)):
-        told = survivor["killed"]
+        told = survivor[scenario]
         assert told["error"].startswith("nothing was moved")
         assert told["kept"]
         assert told["took_s"] < 30.0  # far below the move's own limit of 60 s: they noticed

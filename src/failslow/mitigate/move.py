@@ -14,8 +14,9 @@ while the old state stays as it is. Then all ranks vote, and only a unanimous vo
 worker that cannot see how the vote ended (its peer died in it) asks the job's store, whose first
 entry counts for all. Any failure leaves every living worker with the state it had and a MoveError.
 
-What the move costs in memory is one further copy of what comes, plus bundles of small tensors and
-a few chunks; without room it is refused before a byte is sent.
+Host memory of a worker's own machine is read in place where that is allowed (`move_near`); all else
+is sent. What the move costs in memory is one further copy of what comes, plus bundles of small
+tensors and a few chunks; without room it is refused before a byte is sent.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from failslow.errors import MoveError
+from failslow.mitigate.move_near import Offer, addresses, can_read, collect
 from failslow.mitigate.move_pack import (
     MANIFEST_BYTES,
     Packed,
@@ -43,6 +45,7 @@ from failslow.mitigate.move_route import Route, check_placements, find_route, pl
 from failslow.mitigate.move_stream import (
     WINDOW,
     Inbox,
+    digest,
     gap_bytes,
     outgoing,
     overhead_bytes,
@@ -83,6 +86,7 @@ def swap_state(
     device: torch.device | str | None = None,
     limit_s: float = 60.0,
     free: Callable[[torch.device], int] = free_bytes,
+    near: bool = True,
 ) -> Moved:
     """Hand this worker's state to the next holder of its position; receive the new position's.
 
@@ -93,6 +97,7 @@ def swap_state(
     device: where accelerator tensors arrive; the worker's own accelerator if left out. "cpu" takes
     the second copy into host memory where the accelerator has no room.
     free: tells how many bytes are free on a device.
+    near: what lies in the memory of a worker's own machine is read there, where it may be.
 
     Raises MoveError, on every living worker: refused (`refused` is true, nothing was sent) for a
     state that cannot travel, placements that do not fit or differ between workers, or too little
@@ -101,13 +106,13 @@ def swap_state(
     """
     wire = group if not isinstance(group, dist.ProcessGroup) else GroupWire(group)
     start_s = time.monotonic()
-    move = _Move(wire, _home(device), chunk_bytes, start_s + limit_s)
+    move = _Move(wire, _home(device), chunk_bytes, start_s + limit_s, near=near)
     mine = move.announce(state, placement_now, placement_new, tp=tp, free=free)
     words = _gathered(wire, mine, limit_s)
     _refuse(words)
     _refuse_for_room(words, placement_now, placement_new, chunk_bytes)
-    move.vote(move.prepare(words))
-    move.vote(move.transfer(), last=True)
+    prepared = move.vote(move.prepare(words))
+    move.vote(move.transfer(prepared), last=True)
     return Moved(
         state=move.received if move.route.moves else state,
         position=move.route.position_new,
@@ -133,10 +138,23 @@ class _Move:
     packed: Packed
     inbox: Inbox
 
-    def __init__(self, wire: Wire, home: torch.device, chunk_bytes: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        home: torch.device,
+        chunk_bytes: int,
+        deadline_s: float,
+        *,
+        near: bool,
+    ) -> None:
         self.wire, self.home, self.chunk_bytes = wire, home, chunk_bytes
         self.deadline_s = deadline_s
         self.received: Any = None
+        self._offer = Offer() if near else None
+        self._source_pid: int | None = None
+        """Of the source's process, where its memory can be read."""
+        self._lent: list[torch.Tensor] = []
+        """Chunks that may be read until the last vote is over."""
         self._tree: Any = None
         self._cut_off = False
 
@@ -170,7 +188,10 @@ class _Move:
                 for name, on_device, where in _kinds(self.home)
             }
             staged = any(t.device.type != self.wire.device.type for t in packed.tensors)
-            return word(plan=number, manifest=len(packed.manifest), staged=staged, **kinds)
+            offer = {} if self._offer is None else self._offer.told()
+            return word(
+                plan=number, manifest=len(packed.manifest), staged=staged, near=offer, **kinds
+            )
         except Exception as error:
             return word(no=_told(error), plan=number)
 
@@ -196,26 +217,38 @@ class _Move:
                 text = self._bytes(self.packed.manifest, size)
                 self._tree, specs = read_manifest(text)
                 _check_size(specs, words[source], source)
+                if self._offer is not None and _is_plain(words[source]):
+                    theirs = words[source]["near"]
+                    self._source_pid = theirs["pid"] if can_read(theirs) else None
             self.inbox = Inbox(specs, self.home, self.chunk_bytes)
         except Exception as error:
             return _told(error)
         return ""
 
-    def transfer(self) -> str:
+    def transfer(self, prepared: Sequence[Mapping[str, Any]]) -> str:
         """Everything sent, received and compared."""
         try:
             if self.route.moves:
-                self._transfer()
+                self._transfer(lends=bool(prepared[self.route.to].get("reads")))
                 self.received = unpack(self._tree, self.inbox.tensors)
         except Exception as error:
             return _told(error)
         return ""
 
-    def _transfer(self) -> None:
+    def _transfer(self, *, lends: bool) -> None:
+        """lends: whoever takes this worker's place reads its memory."""
         packed, inbox, source = self.packed, self.inbox, self.route.source
         chunks = outgoing(packed.tensors, packed.specs, self.chunk_bytes)
+        homes, pid = inbox.chunks(), self._source_pid
+        if lends:
+            self._lent = list(chunks)
+        near = [] if pid is None else list(homes)
+        places = self._bytes(addresses(self._lent), 8 * len(near))
         with self._dropping():
-            sent, received = stream(self.wire, chunks, inbox.chunks(), self._peers, self.deadline_s)
+            sent, received = stream(self.wire, chunks, homes, self._peers, self.deadline_s)
+            if pid is not None:
+                received = collect(pid, places, near, self.deadline_s, digest)
+        sent = sent or [digest(chunk) for chunk in self._lent]
         theirs = self._bytes(_numbers(sent), 4 * len(received))
         if theirs != _numbers(received):
             pairs = enumerate(received)
@@ -247,14 +280,15 @@ class _Move:
     def _peers(self) -> tuple[int, int]:
         return self.route.to, self.route.source
 
-    def vote(self, problem: str, *, last: bool = False) -> None:
-        """Returns where all workers are well, else raises MoveError.
+    def vote(self, problem: str, *, last: bool = False) -> Sequence[Mapping[str, Any]]:
+        """All workers' words where all are well, else MoveError.
 
         At the last vote workers may see different things: one has everybody's yes, another only
         that its peer is gone. Then the decision is the one entered in the store first.
         """
         limit_s = max(self.deadline_s - time.monotonic(), 0.0) + VOTE_S
-        mine = word(no=problem) if problem else word(ok=True)
+        mine = word(no=problem) if problem else word(reads=self._source_pid is not None)
+        words: list[dict[str, Any]] = []
         seen = True
         try:
             if self._cut_off:
@@ -268,7 +302,7 @@ class _Move:
         if not last:
             if against:
                 raise MoveError(f"nothing was moved: {against}")
-            return
+            return words
         try:
             agreed = self.wire.settle(commit=not against)
         except Exception as error:
@@ -280,6 +314,7 @@ class _Move:
             raise MoveError(
                 f"nothing was moved: {against or 'another worker could not see the vote'}"
             )
+        return words
 
 
 # -- what is known before anything is sent -----------------------------------------------------
@@ -315,6 +350,11 @@ def _refuse_for_room(
 
 
 _CPU = torch.device("cpu")
+
+
+def _is_plain(theirs: Mapping[str, Any]) -> bool:
+    """Its state lies in the host's memory as it will arrive: all of it can be read in place."""
+    return not theirs["device"]["bytes"] and not theirs["host"]["gap"] and bool(theirs["near"])
 
 
 def _gathered(wire: Wire, mine: bytes, limit_s: float) -> list[dict[str, Any]]:
