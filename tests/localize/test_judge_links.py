@@ -48,7 +48,7 @@ def test_a_transfer_that_was_asked_for_late_was_under_way_only_since(
     assert found == ({("link", (1,), (2,))} if is_slow else set())
 
 
-@pytest.mark.parametrize(("slowdown", "is_told"), [(3.0, False), (7.0, True)])
+@pytest.mark.parametrize(("slowdown", "is_told"), [(3.0, False), (5.0, False), (7.0, True)])
 def test_what_is_late_as_its_acknowledgements_are_is_the_cards_fault(
     slowdown: float, is_told: bool
 ) -> None:

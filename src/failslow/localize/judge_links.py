@@ -37,7 +37,7 @@ _ECHO = 0.4
 """A link whose way back is slower by x carries its acknowledgements late, and may look slow by
 x to this power, from..."""
 _ECHO_FROM = 8.0
-_ECHO_LATE = 0.5
+_ECHO_LATE = 0.8
 """...and one into a card that is slow as a whole by so much of what its way back is late."""
 _NOTHING = Reading(0.0)
 
