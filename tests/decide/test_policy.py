@@ -255,7 +255,8 @@ def test_other_culprits_one_after_the_other_are_not_charged_what_those_before_th
     assert due_s == pytest.approx(11_000.0 + (600.0 - 55.0) * 2.0)
     assert due_s is not None
     (decision,) = job.at(due_s, Tick())
-    assert (decision.level, decision.lost_s) == ("S4", pytest.approx(600.0))
+    assert decision.level == "S4"
+    assert decision.lost_s == pytest.approx(600.0)
 
 
 def test_fault_that_comes_back_late_is_another_one() -> None:

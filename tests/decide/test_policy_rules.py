@@ -120,6 +120,19 @@ def test_plan_that_fails_is_tried_again_and_then_given_up() -> None:
     assert "failed 2 times" in instead.options[1].reason
 
 
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_order_that_fails_after_its_episode_leaves_no_culprit_behind(abandoned: bool) -> None:
+    job = Job()
+    job.slow(0.0)
+    job.at(10.0, verdict(device(1)))
+    job.at(20.0, Pace(episode="e1", slowdown=1.0, lost_s=10.0))
+    job.at(20.0, Relieved(episode="e1", lost_s=10.0, abandoned=abandoned))
+    job.at(70.0, Outcome(episode="e1", level="S2", ok=False, cost_s=0.0, error="no answer"))
+    assert job.at(50_000.0, Pace(episode="e2", slowdown=2.0, lost_s=100.0)) == []
+    (decision,) = job.at(50_001.0, verdict(device(2, host="gpu-2"), episode="e2"))
+    assert decision.culprits == ("device rank 2",)
+
+
 def test_refused_plan_is_never_tried_again() -> None:
     job = Job()
     refused = Outcome(

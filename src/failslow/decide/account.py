@@ -91,6 +91,8 @@ class Account:
     manual: bool = False
     ignored: set[str] = field(default_factory=set)
     """Culprits a person wants nothing done about; one found later is none of them."""
+    episode_over: bool = False
+    """The latest episode has ended, or is not followed further."""
     resting_since: float | None = None
     """When the fault was over; None while it is on..."""
     woken_s: float = 0.0
@@ -175,6 +177,7 @@ class Account:
             self.bank(self.reported_s + self.since_report_s)
             self.episode = episode
         self.reported_s, self.since_report_s = lost_s, 0.0
+        self.episode_over = False
         self.slowdown, self.measured = slowdown, True
         self.base = slowdown if self.applied == "S1" else max(self.base, slowdown)
 

@@ -122,6 +122,8 @@ class Policy:
             self._take(decision.plan)
             account.level = account.applied = "S1"
             account.left, account.changed = None, True
+            if account.episode_over and not account.pending:
+                account.rest()  # if it is slow, it will be found again
         else:
             self._done(account, outcome, decision)
         if account.pending is not None:
@@ -177,6 +179,7 @@ class Policy:
             return
         if event.episode == account.episode:
             account.bank(event.lost_s)
+            account.episode_over = True
         if account.applied == "S1" and not account.pending:
             account.rest()
         elif not event.abandoned:
@@ -216,6 +219,8 @@ class Policy:
         # a restore that failed is tried again after as long a wait
         account.well_since = dict.fromkeys(account.well_since, account.now_s)
         account.restore_s = account.now_s + account.hold_s
+        if account.episode_over and account.applied == "S1":
+            account.rest()  # nobody will tell any more that it is over
 
     def _done(self, account: Account, outcome: Outcome, decision: Decision) -> None:
         plan = decision.plan
