@@ -27,6 +27,8 @@ __all__ = ["OWN", "OwnTimes"]
 
 OWN = 5
 """Iterations whose median is a worker's own time now."""
+_MOST_FIXED = 0.5
+"""Of a worker's time outside of calls: optimizer, reading of data ..."""
 _PACES, _PACES_LEAST = 3, 2
 """Last letters of a worker about its pace that count: one comes every second."""
 _PACES_KEPT = 64
@@ -95,8 +97,11 @@ class OwnTimes:
         self._usual_microbatch_s.clear()
         self._told.clear()
 
-    def slowdown(self, rank: int) -> float | None:
-        """By what the worker tells of its micro-batches, else by its time outside of calls."""
+    def slowdown(self, rank: int, *, fixed: float = 0.0) -> float | None:
+        """By what the worker tells of its micro-batches, else by its time outside of calls.
+
+        fixed: the share of that time which no number of micro-batches changes.
+        """
         position = self._position(rank)
         if position is None:
             return None
@@ -104,13 +109,24 @@ class OwnTimes:
         if now_s is not None and usual_s:
             return now_s / usual_s
         now_s, usual_s = self._own_s(rank), self._usual_s.get(position)
-        return now_s / usual_s if now_s is not None and usual_s else None
+        if now_s is None or not usual_s:
+            return None
+        share = self._share(position)
+        fixed = min(fixed, share)
+        return (now_s * share / usual_s - fixed) / ((1.0 - fixed) * share)
 
-    def culprit(self, finding: Finding, blamed: Collection[int]) -> float | None:
-        """How slow a device or host is now; None unknown. blamed: ranks of all culprits."""
+    def culprit(
+        self, finding: Finding, blamed: Collection[int], *, proved_well: bool = False
+    ) -> float | None:
+        """How slow a device or host is now; None unknown. blamed: ranks of all culprits.
+
+        proved_well: a pause measured it so. Where it has few micro-batches, what does not depend on
+        their number makes it look slow for ever: of that as much is allowed for as can be.
+        """
         if finding.what == "link":
             return None
-        known = _known(self.slowdown(rank) for rank in finding.ranks)
+        fixed = _MOST_FIXED if proved_well else 0.0
+        known = _known(self.slowdown(rank, fixed=fixed) for rank in finding.ranks)
         known = known or _known(self._beside_peers(rank, blamed) for rank in finding.ranks)
         return max(known, default=None)
 

@@ -11,7 +11,7 @@ culprits there are, they make no more than about a line a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from failslow.config import DecideConfig
 from failslow.pipeline.own import OwnTimes
@@ -32,15 +32,23 @@ class Paces:
         """(slowdown, when) of what was told last of each."""
 
     def news(
-        self, own: OwnTimes, findings: Mapping[str, Finding], now_s: float
+        self,
+        own: OwnTimes,
+        findings: Mapping[str, Finding],
+        now_s: float,
+        *,
+        well: Collection[str] = (),
     ) -> list[CulpritPace]:
-        """How culprits fare by their own time, where that has changed or was not told for long."""
+        """How culprits fare by their own time, where that has changed or was not told for long.
+
+        well: those that a pause has proved well since they were named.
+        """
         blamed = {rank for finding in findings.values() for rank in finding.ranks}
         least_s = _LEAST_S * len(findings)
         return [
             CulpritPace(key=key, slowdown=slowdown)
             for key, finding in findings.items()
-            if (slowdown := own.culprit(finding, blamed)) is not None
+            if (slowdown := own.culprit(finding, blamed, proved_well=key in well)) is not None
             and self._is_news(key, slowdown, now_s, least_s)
         ]
 
