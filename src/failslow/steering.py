@@ -150,6 +150,8 @@ class JobFacts:
     """Why workers cannot change places ("no state callbacks given"); "" = they can."""
     no_restart: str = ""
     """Why the job cannot be restarted ("no checkpoint callback"); "" = it can."""
+    meeting: tuple[int, ...] = ()
+    """Ranks on the host where all meet to start again: without it they could not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

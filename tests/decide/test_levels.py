@@ -142,6 +142,17 @@ def test_restart_leaves_out_the_hosts_at_fault() -> None:
     assert barred.reason == "no checkpoint"
 
 
+def test_host_where_all_meet_to_start_again_is_not_left_out() -> None:
+    job = facts(meeting=(0, 1))
+    assert assess(job, device(2, host="gpu-2"))["S4"].applicable
+    ingress = Finding(what="link", slowdown=5.0, ranks=(), peer_ranks=(0,), peer_host="gpu-0")
+    for culprits in ((device(1),), (device(2, host="gpu-2"), device(1)), (ingress,)):
+        refused = assess(job, *culprits)["S4"]
+        assert not refused.applicable
+        assert refused.plan is None  # nor may a person order it
+        assert refused.reason == f"all meet at the host of {culprits[-1].key} to start again"
+
+
 def test_job_that_nothing_steers_can_only_be_restarted() -> None:
     found = assess(None, device(1))
     assert "no coordinator" in found["S2"].reason

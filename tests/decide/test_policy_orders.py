@@ -19,8 +19,8 @@ def test_restart_that_nobody_would_follow_up_cannot_be_ordered() -> None:
     (decision,) = job.at(2.0, Command(order="S4"))
     assert (decision.action, decision.apply) == ("stay", False)
     assert decision.reason == (
-        "S4 was asked for, but restarting is not allowed: failslow run --restarts sets "
-        "allow_restart"
+        "S4 was asked for, but restarting is not allowed: failslow run --restarts N allows it N "
+        "times"
     )
     assert not job.policy.waiting
 

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from tests.runtime.test_remedy import EVEN, FACTS, Steered, in_force, levels, steered, struck
+from tests.runtime.test_remedy import (
+    EVEN,
+    FACTS,
+    Steered,
+    in_force,
+    levels,
+    steered,
+    struck,
+    told,
+)
 
 from failslow.decide import InForce, LayoutPlanner, Policy
 from failslow.decide.redecide import redecide
@@ -155,6 +164,41 @@ def test_after_a_change_of_the_program_peers_of_the_same_stage_tell_what_is_usua
             told.own.tell(rank, seconds)
     assert told.own.slowdown(2) is None
     assert told.own.culprit(finding, blamed) == pytest.approx(2.0)
+
+
+# -- own time that does not depend on the number of micro-batches ----------------------------------
+
+
+class Optimizing(Steered):
+    """30 ms of a worker's own time are its optimizer's, as many micro-batches as it may run."""
+
+    def train(self, count: int) -> None:
+        for index in range(count):
+            own = [0.030 + UNIT_S * n * k for n, k in zip(self.counts, self.slow, strict=True)]
+            noise = self.random.gauss(1.0, 0.01)
+            duration_s = (max(own) + 0.032) * noise
+            self.now_s += duration_s
+            for rank in self.ranks:
+                self.give(self.sample(rank, duration_s, compute_s=own[rank] * noise))
+            self.give(Tick())
+            if index % 10 == 9:
+                self.beat()
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.7])
+def test_a_culprit_proved_well_is_not_held_to_be_slow_for_its_few_micro_batches(
+    slow: float,
+) -> None:
+    job = Optimizing(decide=steered().decide)
+    struck(job)
+    job.train(60)
+    split = job.counts
+    assert split[2] <= 5
+    job.slow[2] = slow
+    told(job, well=("device rank 2",))
+    job.train(100)
+    assert (job.counts == EVEN) == (slow == 1.0)
+    assert job.said("culpritpace")[-1].record.slowdown == pytest.approx(slow, rel=0.3)
 
 
 # -- stages that take unequally long ---------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.runtime.test_remedy import (
     EVEN,
     FACTS,
@@ -78,6 +79,24 @@ def test_a_job_is_not_started_again_without_anybody() -> None:
     job.train(100)
     assert job.restarts == []
     assert job.pipeline.remedy.evictions == 0
+
+
+@pytest.mark.parametrize("slurm", ["off", "requeue"])
+def test_the_last_node_of_a_job_is_left_only_where_a_scheduler_finds_others(
+    slurm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0, confirmations=1, slurm=slurm)
+    monkeypatch.setattr(job, "node", lambda _rank: "node1")
+    slow_host(job)
+    job.accuse(2, 2.0)
+    job.train(100)
+    if slurm == "requeue":
+        assert [order.body["level"] for order in job.orders] == ["S4"]
+        return
+    assert job.orders == []
+    assert {e.record.error for e in job.said("outcome")} == {
+        "the job has no node but node1 to start again on"
+    }
 
 
 # -- what an earlier controller ordered ------------------------------------------------------------

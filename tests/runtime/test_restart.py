@@ -313,6 +313,23 @@ def test_a_command_that_is_started_again_is_told_how_often(tmp_path: Path) -> No
     assert (tmp_path / "told").read_text() == ";1 e1-1;2 e1-1;"
 
 
+def test_with_its_last_start_a_command_is_told_that_there_is_no_other(tmp_path: Path) -> None:
+    """A job that saved itself and ended then would be left stopped."""
+    told = (
+        "import os, pathlib, sys; folder = pathlib.Path(sys.argv[1]);"
+        "(folder / 'told').open('a').write(os.environ['FAILSLOW_DECIDE_ALLOW_RESTART'] + ';');"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAILSLOW_DECIDE_ALLOW_RESTART", "true")
+        job = Launched(tmp_path, told + _COUNTED, str(tmp_path), "wait,1,0")
+    until(lambda: starts(tmp_path) == 1)
+    job.order("gpu-3")
+    until(lambda: any("without gpu-3" in text for text in job.said))
+    (tmp_path / "go").touch()
+    assert job.end() == 0
+    assert (tmp_path / "told").read_text() == "true;true;false;"
+
+
 class _FakeSlurm(Slurm):
     """Says whether the job was requeued."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,6 +18,7 @@ import pytest
 from tests.runtime.watched import TRAIN, clean_environ, watched
 from tests.transport.servers import free_port, until
 
+from failslow.cli.run import _supervise
 from failslow.runtime.doctor.running import running_checks
 
 FAILSLOW = str(Path(sys.executable).with_name("failslow"))
@@ -193,3 +196,44 @@ def test_slurm_is_told_nothing_without_restarts_and_outside_of_a_job(tmp_path: P
     bare = run("--slurm", "requeue", "--restarts", "1", "false", cwd=tmp_path)
     assert bare.returncode == 1
     assert "this is no Slurm job: nothing will be requeued" in bare.stderr
+
+
+class _Supervised:
+    """In the place of the launcher: keeps what the command would get."""
+
+    environ: Mapping[str, str]
+
+    def __init__(self, _command: object, environ: Mapping[str, str], **_: object) -> None:
+        type(self).environ = environ
+
+    def run(self) -> int:
+        return 0
+
+
+def test_a_job_that_could_not_start_again_never_saves_itself_to_do_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("failslow.runtime.restart.Supervised", _Supervised)
+    monkeypatch.setenv("PATH", "/nowhere")  # Slurm does not answer
+
+    def given(*command: str, **environ: str) -> tuple[Mapping[str, str], str]:
+        assert _supervise(command, {"FAILSLOW_DIR": str(tmp_path)} | environ, 2) == 0
+        return _Supervised.environ, capsys.readouterr().err
+
+    environ, _ = given("train")
+    assert environ["FAILSLOW_DECIDE_ALLOW_RESTART"] == "true"
+    assert environ["FAILSLOW_LAUNCHER"] == socket.gethostname()
+    requeue = {"FAILSLOW_DECIDE_SLURM": "requeue"}
+    outside, said = given("train", **requeue)
+    assert "nothing will be requeued" in said
+    assert outside["FAILSLOW_DECIDE_SLURM"] == "off"  # no node may count on it
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[1-2]", **requeue}
+    first, _ = given("srun", **job)
+    assert first["FAILSLOW_DECIDE_ALLOW_RESTART"] == "true"
+    assert first["FAILSLOW_LAUNCHER"] == "*"
+    last, said = given("srun", SLURM_RESTART_COUNT="2", **job)
+    assert last["FAILSLOW_DECIDE_ALLOW_RESTART"] == "false"
+    assert "level S4 is off, for the job could not start again: Slurm has started it" in said
+    _, said = given("torchrun", "--nnodes", "8", "train.py")
+    assert "--nnodes asks for 8 nodes: unless a spare one waits" in said
+    assert "--nnodes" not in given("torchrun", "--nnodes", "6:8", "train.py")[1]

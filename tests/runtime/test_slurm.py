@@ -97,6 +97,7 @@ class Cluster:
         self.asked: list[tuple[str, ...]] = []
         self.said: list[str] = []
         self.waited_s = 0.0
+        self.job = {"JobId": "4711", "BatchFlag": "1", "Requeue": "1"}
 
     def run(self, command: tuple[str, ...]) -> str:
         self.asked.append(command)
@@ -105,16 +106,23 @@ class Cluster:
     def sleep(self, seconds: float) -> None:
         self.waited_s += seconds
 
-    def leave_out(self, node: str = "node2", *, requeue: bool = True, **changed: Any) -> bool:
-        actor = Slurm(
+    def look(self, job: str) -> dict[str, str]:
+        assert job == "4711"
+        return self.job
+
+    def actor(self, *, requeue: bool = True, **changed: Any) -> Slurm:
+        return Slurm(
             allocation(**changed),
             requeue=requeue,
             limit=2,
             say=self.said.append,
             run=self.run,
+            look=self.look,
             sleep=self.sleep,
         )
-        return actor.leave_out([node], WHY)
+
+    def leave_out(self, node: str = "node2", *, requeue: bool = True, **changed: Any) -> bool:
+        return self.actor(requeue=requeue, **changed).leave_out([node], WHY)
 
 
 def test_commands_are_run_once_and_said() -> None:
@@ -148,6 +156,29 @@ def test_a_requeue_that_fails_is_tried_again_and_then_the_job_is_left_stopped() 
     assert cluster.waited_s > 0.0
     assert "Unable to contact slurm controller" in cluster.said[-1]
     assert "saved and left stopped; start it by hand" in cluster.said[-1]
+
+
+def test_nodes_the_job_was_to_be_kept_from_stay_excluded() -> None:
+    cluster = Cluster()
+    cluster.job["ExcNodeList"] = "rack1n[3-4],login1"
+    assert cluster.leave_out()
+    assert cluster.asked[-1][-1] == "ExcNodeList=rack1n[3-4],login1,node2"
+
+
+def test_a_job_that_could_not_be_requeued_is_known_before_it_is_ended() -> None:
+    cluster = Cluster()
+    assert cluster.actor().why_not() == ""
+    assert (
+        "started it again 2 times, and --restarts allows 2" in cluster.actor(restarts=2).why_not()
+    )
+    cluster.job["Requeue"] = "0"
+    assert "sbatch --requeue" in cluster.actor().why_not()
+    cluster.job["BatchFlag"] = "0"
+    assert "submit it by sbatch" in cluster.actor().why_not()
+    assert cluster.actor(requeue=False, restarts=9).why_not() == ""
+    cluster.job.clear()  # Slurm does not answer
+    assert cluster.actor().why_not() == ""
+    assert cluster.asked == []
 
 
 def test_a_job_is_requeued_no_more_often_than_allowed() -> None:

@@ -145,7 +145,6 @@ def run(
         note(f"watching; the journal will be {journal}")
         _say_capture(environ)
     if restarts:
-        environ["FAILSLOW_DECIDE_ALLOW_RESTART"] = "true"
         raise typer.Exit(_supervise(command, environ, restarts))
     _become(command, environ)
 
@@ -184,22 +183,35 @@ def _share_token(environ: dict[str, str], folder: Path) -> None:
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str], limit: int) -> int:
     """Run the command as a child that can be started again; its exit code."""
+    from failslow.comeback import launched, needed_nodes
     from failslow.config import DecideConfig, load_config
     from failslow.runtime.rendezvous import node_name
     from failslow.runtime.restart import RECENT_S, Supervised, last_order
     from failslow.runtime.slurm import Slurm, read_allocation
 
     folder, slurm, resumed = Path(environ["FAILSLOW_DIR"]), None, ""
+    environ = {**environ, "FAILSLOW_DECIDE_ALLOW_RESTART": "true"}
     setting = load_config("decide", DecideConfig, environ=environ).slurm
     allocation = None if setting == "off" else read_allocation(environ)
     if allocation is not None:
         slurm = Slurm(allocation, requeue=setting == "requeue", limit=limit, say=note)
+        if why := slurm.why_not():
+            note(f"level S4 is off, for the job could not start again: {why}")
+            environ["FAILSLOW_DECIDE_ALLOW_RESTART"] = "false"
         again = slurm.requeue and allocation.restarts > 0
         order = last_order(folder, time.time() - RECENT_S) if again else None
         resumed = order.id if order is not None else ""
     elif setting != "off":
         note(
             f"this is no Slurm job: nothing will be {setting}{'d' if setting[-1] == 'e' else 'ed'}"
+        )
+        environ["FAILSLOW_DECIDE_SLURM"] = "off"
+    requeued = slurm is not None and slurm.requeue
+    environ |= launched(command, environ, requeued=requeued)
+    if not requeued and (needed := needed_nodes(command)):
+        note(
+            f"--nnodes asks for {needed} nodes: unless a spare one waits, the job cannot start "
+            "again without one; give --nnodes MIN:MAX"
         )
     supervised = Supervised(
         command,

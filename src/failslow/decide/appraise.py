@@ -191,7 +191,7 @@ class Appraiser:
         """Why nobody may order S4: started again by nobody, or of hosts that are too many."""
         config, plan = self._config, account.assessments["S4"].plan
         if not config.allow_restart:
-            return "restarting is not allowed: failslow run --restarts sets allow_restart"
+            return "restarting is not allowed: failslow run --restarts N allows it N times"
         hosts = len(plan.evict) if plan else 0
         if evictions + hosts > config.max_evictions:
             return (

@@ -320,6 +320,9 @@ def _restart(grid: _Grid | None, findings: Sequence[Finding]) -> Assessment:
     """S4: leave out every host at fault; of a slow link the sending one, if it is known."""
     if grid is not None and grid.facts.no_restart:
         return _refused("S4", grid.facts.no_restart)
+    meeting = set(grid.facts.meeting) if grid is not None else set()
+    if held := [f.key for f in findings if meeting & set(f.ranks or f.peer_ranks)]:
+        return _refused("S4", f"all meet at the host of {', '.join(held)} to start again")
     named = {finding.key: finding.host or finding.peer_host for finding in findings}
     if unnamed := [key for key, host in named.items() if not host]:
         return _refused("S4", f"no host is known for {', '.join(unnamed)}")

@@ -12,6 +12,7 @@ worker takes no orders any more: the training's own exchange will tell what is w
 from __future__ import annotations
 
 import json
+import os
 import socket
 import statistics
 import time
@@ -22,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from failslow.capture import hook
+from failslow.comeback import against, meets_here
 from failslow.errors import PlanError
 from failslow.mailbox import MAX_LETTER
 from failslow.mitigate.share import Share
@@ -62,6 +64,7 @@ class Steering:
     ) -> None:
         """why_equal: tells from the replica of each rank why their counts must be equal."""
         self._hands, self._listen_s = hands, listen_s
+        self._meeting: tuple[int, ...] = ()
         self._rank = dist.get_rank()
         group = SteerGroup(limit_s)
         try:
@@ -80,7 +83,7 @@ class Steering:
         self._orders: deque[Instructed] = deque()
         self._answers: deque[dict[str, Any]] = deque(maxlen=64)
         self._facts_s = self._pace_s = -1e9
-        self._told_hosts = self._hosts if self._fits() else ()
+        self._left_out = self._too_long()
         self._paces: deque[float] = deque(maxlen=64)
         self._behind: Share | None = None
 
@@ -103,6 +106,7 @@ class Steering:
             no_redistribution=hands.no_redistribution,
             no_topology_change=hands.no_topology_change,
             no_restart=hands.no_restart,
+            meeting=self._meeting,
         )
 
     def between(self, step: int) -> None:
@@ -209,16 +213,24 @@ class Steering:
         if box is None:
             return
         if now_s - self._facts_s >= _FACTS_S:
-            # always with the same hosts, however full the box: others mean another training
-            letter = {**facts_letter(self.facts), "hosts": self._told_hosts}
+            # always with the same fields, however full the box: others mean another training
+            letter = {**facts_letter(self.facts), **self._left_out}
             self._facts_s = now_s if box.send(letter) else self._facts_s
         while self._answers and box.send(self._answers[0]):
             self._answers.popleft()
 
-    def _fits(self) -> bool:
-        """Whether the facts fit a letter with their hosts: those of a very large job do not."""
-        text = json.dumps(facts_letter(self.facts), separators=(",", ":"))
-        return len(text) <= MAX_LETTER - _FACTS_GROW
+    def _too_long(self) -> dict[str, Any]:
+        """What of a very large job's facts does not fit a letter: its hosts, and who is at each
+        position, where everybody is at his own."""
+        facts = facts_letter(self.facts)
+        left_out: dict[str, Any] = {}
+        for name in ("hosts", "ranks"):
+            text = json.dumps({**facts, **left_out}, separators=(",", ":"))
+            if len(text) <= MAX_LETTER - _FACTS_GROW:
+                break
+            if name == "hosts" or self._ranks == tuple(range(len(self._ranks))):
+                left_out[name] = ()
+        return left_out
 
     def _tell_pace(self, step: int, now_s: float) -> None:
         box = hook.mailbox()
@@ -240,7 +252,12 @@ class Steering:
     def _meet(self, group: SteerGroup, why_equal: Callable[[list[int]], str]) -> tuple[str, ...]:
         """Learn of the others; the host of each rank. It raises as making a group does."""
         place = self._hands.place
-        words = group.gather(host=socket.gethostname(), at=place.position, of=place.grid)
+        words = group.gather(
+            host=socket.gethostname(),
+            at=place.position,
+            of=place.grid,
+            meets=meets_here(os.environ),
+        )
         ranks = [-1] * len(words)
         for rank, told in enumerate(words):
             if told.get("of") != list(place.grid):
@@ -258,8 +275,13 @@ class Steering:
         dp, tp = place.grid[1:]
         replica_of = [told["at"] // tp % dp for told in words]
         reason = why_equal(replica_of)
-        reasons = [str(told.get("why", "")) for told in group.gather(why=reason[:500])]
+        told_all = group.gather(why=reason[:250], stays=against(os.environ)[:200])
+        # a record that did not fit is a reason, too
+        reasons = [str(told.get("why") or told.get("no") or "") for told in told_all]
         self._hands.no_redistribution = next((why for why in reasons if why), "")
+        stays = (str(told.get("stays", "")) for told in told_all)
+        self._hands.no_comeback = next((why for why in stays if why), "")
+        self._meeting = tuple(rank for rank, told in enumerate(words) if told.get("meets"))
         return tuple(str(told["host"]) for told in words)
 
     def _observe(self, now_s: float) -> None:

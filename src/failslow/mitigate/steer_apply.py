@@ -57,6 +57,8 @@ class Hands:
         """Why no replica may run more micro-batches than another, as all workers told at first."""
         self.why_equal: Callable[[list[int]], str] = lambda _: ""
         """The same of this worker's present model, from the replica of each rank."""
+        self.no_comeback = ""
+        """Why nobody would start the job again, as all workers told at first."""
         self._rebuild, self._state, self._move, self._checkpoint = rebuild, state, move, checkpoint
         self._limit_s = min(limit_s, _MOVE_S)
         self._built: int | None = None
@@ -74,7 +76,9 @@ class Hands:
     @property
     def no_restart(self) -> str:
         """Why the job cannot be restarted; "" it can."""
-        return "" if self._checkpoint else "no checkpoint= callback given to the Coordinator"
+        if self._checkpoint is None:
+            return "no checkpoint= callback given to the Coordinator"
+        return self.no_comeback
 
     def build(self, count: int) -> None:
         """This replica runs `count` micro-batches in the coming step."""
@@ -144,10 +148,11 @@ class Hands:
         split = Split(counts=tuple(counts), least=self.split.least) if counts else self.split
         place = Place.at(placement.index(dist.get_rank()), self.place.grid)
         now, move, device = self.placement, self._move, _device()
-        # chance belongs to the place too, whatever building a model anew draws
-        mine = {"rng": take_rng(device), "state": self._state()}
         # a move's traffic is none of the training's
         with hook.quiet(), transfer_group(limit_s=self._limit_s) as group:
+            # not before: who has no state to give leaves the group, which tells the others;
+            # chance belongs to the place too, whatever building a model anew draws
+            mine = {"rng": take_rng(device), "state": self._state()}
             moved = swap_state(
                 mine,
                 placement_now=now,
@@ -178,14 +183,19 @@ class Hands:
         """What of the model there is now forbids a split; it may be another than at the start."""
         if max(split.counts) - min(split.counts) <= 1:
             return ""
+        return self.why_equal(self.replica_of(placement))
+
+    def replica_of(self, placement: Sequence[int] | None = None) -> list[int]:
+        """Of each rank, where `placement` has the rank at each position; None: as it is now."""
+        placement = self.placement if placement is None else placement
         _, dp, tp = self.place.grid
-        replica_of = [0] * len(placement)
+        replicas = [0] * len(placement)
         for position, rank in enumerate(placement):
-            replica_of[rank] = position // tp % dp
-        return self.why_equal(replica_of)
+            replicas[rank] = position // tp % dp
+        return replicas
 
     def _prepare_restart(self, step: int) -> None:
-        if self._checkpoint is None:
+        if self._checkpoint is None or self.no_restart:
             raise PlanError(self.no_restart)
 
         def commit() -> None:

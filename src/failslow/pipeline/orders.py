@@ -8,13 +8,13 @@ the lines of the journal, the letters:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from failslow.pipeline.messages import Instruction, Order, Say, Write
 from failslow.pipeline.series import Worker
-from failslow.records import Decision, Finding, Outcome, Rung
+from failslow.records import Decision, Finding, JobFacts, Outcome, Rung
 
 __all__ = [
     "Ordered",
@@ -25,6 +25,7 @@ __all__ = [
     "ordered_before",
     "restart",
     "said",
+    "why_kept",
 ]
 
 _ANSWER_S: Mapping[Rung, float] = {"S1": 60.0, "S2": 60.0, "S3": 420.0, "S4": 1800.0}
@@ -64,6 +65,24 @@ def nodes_of(findings: Iterable[Finding], workers: Mapping[int, Worker]) -> tupl
     everybody."""
     ranks = {rank for finding in findings for rank in finding.ranks or finding.peer_ranks}
     return tuple(sorted({workers[rank].node for rank in ranks & workers.keys()} - {""}))
+
+
+def why_kept(
+    nodes: Sequence[str],
+    facts: JobFacts | None,
+    workers: Mapping[int, Worker],
+    *,
+    requeues: bool,
+) -> str:
+    """Why the job cannot do without those nodes; "" it can. requeues: a scheduler finds others."""
+    if not nodes:
+        return "nobody knows on which node its culprits are"
+    if requeues or facts is None:
+        return ""
+    ranks = facts.ranks or range(facts.pp * facts.dp * facts.tp)
+    if {workers[rank].node for rank in ranks if rank in workers} <= {*nodes}:
+        return f"the job has no node but {', '.join(nodes)} to start again on"
+    return ""
 
 
 def ordered_before(

@@ -37,6 +37,7 @@ from failslow.pipeline.orders import (
     ordered_before,
     restart,
     said,
+    why_kept,
 )
 from failslow.pipeline.own import OWN, OwnTimes
 from failslow.pipeline.paces import Paces
@@ -76,7 +77,9 @@ class Remedy:
         """What an iteration takes."""
         self._standing_s: float | None = None
         self._findings: dict[str, Finding] = {}
-        """The policy's culprits, and some it may have forgiven."""
+        """The policy's culprits, and some it may have forgiven..."""
+        self._well: set[str] = set()
+        """...those that a pause has proved well since."""
         self._own = OwnTimes(workers)
         self._paces = Paces(config)
         self._paced_s = -1.0
@@ -171,6 +174,8 @@ class Remedy:
         """Culprits were proved, or found well again."""
         for finding in verdict.findings:
             self._findings[finding.key] = finding
+        self._well -= {finding.key for finding in verdict.findings}
+        self._well |= self._findings.keys() & set(verdict.well)
         out = self._decide(verdict, now_s)
         # what was measured again and is not slow any more is well
         well = [key for key in self._findings if key in verdict.well]
@@ -201,7 +206,8 @@ class Remedy:
             out += self._job_pace(Pace(episode=episode, slowdown=present, lost_s=lost_s), now_s)
         if self.holding and self._desk.asked is None and self._aftermath.since >= SETTLE + OWN:
             self._arrange()
-            for pace in self._paces.news(self._own, self._findings, now_s):
+            news = self._paces.news(self._own, self._findings, now_s, well=self._well)
+            for pace in news:
                 out += self._culprit_pace(pace, now_s)
         return out
 
@@ -333,8 +339,11 @@ class Remedy:
             why=", ".join(f"{finding.key} x{finding.slowdown:.2f}" for finding in found),
             apart=desk.back is not None and decision is desk.back.decision,
         )
-        if decision.level == "S4" and not asked.nodes:
-            return self._failed(decision, "nobody knows on which node its culprits are", now_s)
+        if decision.level == "S4":
+            requeues = self._config.slurm == "requeue"
+            why = why_kept(asked.nodes, self.facts, self._workers, requeues=requeues)
+            if why:
+                return self._failed(decision, why, now_s)
         desk.give(asked)
         return given(asked, now_s)
 

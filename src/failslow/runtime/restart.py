@@ -218,6 +218,8 @@ class Supervised:
     def _start(self, starts: int) -> None:
         self._told = False
         told = {RESTARTED: f"{self._before + starts} {self._done}"} if self._is_recent() else {}
+        if starts >= self._limit:  # once it has saved itself and ended, nobody starts it again
+            told["FAILSLOW_DECIDE_ALLOW_RESTART"] = "false"
         self._process = subprocess.Popen(self._command, env={**self._environ, **told})
         if self._owed:
             self._send(self._owed)

@@ -13,7 +13,8 @@ argument lists; they are run only where the setting `[decide] slurm` says so, el
 
 A drained node takes no more jobs until an administrator resumes it. Only operators may drain: the
 list of excluded nodes keeps a node out of the job's next start without that, and only a job that is
-pending again has one to change. Of the processes of a job one speaks with Slurm (`leads`).
+pending again has one to change. Changing it sets it, so what it held goes along. Of the processes
+of a job one speaks with Slurm (`leads`).
 """
 
 from __future__ import annotations
@@ -129,11 +130,12 @@ def _no_list(text: str) -> ConfigError:
 
 
 def leave_out(
-    allocation: Allocation, evict: Sequence[str], why: str, *, requeue: bool
+    allocation: Allocation, evict: Sequence[str], why: str, *, requeue: bool, excluded: str = ""
 ) -> tuple[Command, ...]:
     """Drain those nodes and, with `requeue`, start the job again on others.
 
-    evict: nodes of the job. Raises PlanError where one is not, or no node would be left of a job
+    evict: nodes of the job. excluded: those it was to be kept from before, as Slurm writes them.
+    Raises PlanError where one is not, or no node would be left of a job
     that is not requeued.
     """
     names = tuple(dict.fromkeys(allocation.named(node) for node in evict))
@@ -154,7 +156,8 @@ def leave_out(
     ]
     if requeue:
         commands.append(("scontrol", "requeue", allocation.job))
-        commands.append(("scontrol", "update", f"JobId={allocation.job}", f"ExcNodeList={several}"))
+        exclude = ",".join(filter(None, (excluded, several)))
+        commands.append(("scontrol", "update", f"JobId={allocation.job}", f"ExcNodeList={exclude}"))
     return tuple(commands)
 
 
@@ -181,18 +184,32 @@ def shown(commands: Sequence[Command]) -> list[str]:
     return [shlex.join(command) for command in commands]
 
 
+def _done(command: Command) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_LIMIT_S,
+        check=False,
+    )
+
+
+def _look(job: str) -> Mapping[str, str]:
+    """What Slurm says of a job that it has a value for; nothing where it does not answer."""
+    try:
+        done = _done(("scontrol", "--oneliner", "show", "job", job))
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    pairs = (word.partition("=") for word in done.stdout.split())
+    return {name: value for name, _, value in pairs if value not in ("", "(null)")}
+
+
 def _run(command: Command) -> str:
     """What went wrong; "" nothing."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        done = _done(command)
     except subprocess.TimeoutExpired:
         return f"no answer within {_LIMIT_S:g} s"
     except OSError as error:
@@ -206,7 +223,7 @@ class Slurm:
 
     requeue: start the job again on others; else it goes on with the nodes it has left. limit: how
     often it may be started again. say: told what a person should know. run: runs a command; what
-    went wrong, "" nothing.
+    went wrong, "" nothing. look: what Slurm says of a job.
     """
 
     def __init__(
@@ -217,10 +234,26 @@ class Slurm:
         limit: int,
         say: Callable[[str], None],
         run: Callable[[Command], str] = _run,
+        look: Callable[[str], Mapping[str, str]] = _look,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.allocation, self.requeue = allocation, requeue
-        self._limit, self._say, self._run, self._sleep = limit, say, run, sleep
+        self._limit, self._say, self._sleep = limit, say, sleep
+        self._run, self._look = run, look
+
+    def why_not(self) -> str:
+        """Why the job could not be requeued: better known before it is saved and ended; "" it can,
+        as far as is known."""
+        if not self.requeue:
+            return ""
+        starts, told = self.allocation.restarts, self._look(self.allocation.job)
+        if starts >= self._limit:
+            return f"Slurm has started it again {starts} times, and --restarts allows {self._limit}"
+        if told.get("BatchFlag") == "0":
+            return "Slurm requeues batch jobs only; submit it by sbatch"
+        if told.get("Requeue") == "0":
+            return "it may not be requeued; submit it with sbatch --requeue"
+        return ""
 
     def leave_out(self, evict: Sequence[str], why: str) -> bool:
         """Do it, if this process speaks for the job; False where the job was to be requeued and
@@ -228,8 +261,11 @@ class Slurm:
         if not self.allocation.leads:
             return True
         job = self.allocation.job
+        before = self._look(job).get("ExcNodeList", "") if self.requeue else ""
         try:
-            drain, *more = leave_out(self.allocation, evict, why, requeue=self.requeue)
+            drain, *more = leave_out(
+                self.allocation, evict, why, requeue=self.requeue, excluded=before
+            )
         except PlanError as error:
             self._say(f"{error}; nothing is drained")
             return not self.requeue

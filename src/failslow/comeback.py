@@ -1,0 +1,101 @@
+"""Whether a job could start again without one of its hosts (level S4), as its launcher knows it.
+
+In: the command of `failslow run --restarts`. Out: variables for it, which its workers inherit, and
+there what speaks against a restart:
+
+    launched(["torchrun", "--nnodes", "6:8", "--rdzv-endpoint", "gpu-1:29400", "train.py"], {})
+    # on gpu-1: {"FAILSLOW_LAUNCHER": "gpu-1", "FAILSLOW_MEETS": "gpu-1:29400"}
+    # on gpu-2: {"FAILSLOW_LAUNCHER": "gpu-2", "FAILSLOW_MEETS": ""}
+    against(os.environ)      # "" nothing
+    meets_here(os.environ)   # True on gpu-1: the others could not start without it
+
+A job that saved itself and then cannot start is worse off than a slow one: all of this is known
+before it is saved. Standard library and psutil only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+import psutil
+
+__all__ = ["against", "launched", "meets_here", "needed_nodes"]
+
+_LAUNCHER, _MEETS = "FAILSLOW_LAUNCHER", "FAILSLOW_MEETS"
+_ANYWHERE = "*"
+
+
+def launched(
+    command: Sequence[str], environ: Mapping[str, str], *, requeued: bool = False
+) -> dict[str, str]:
+    """Variables for a command that this host's `failslow run` starts, and would start again.
+
+    requeued: a scheduler would, on whatever hosts.
+    """
+    if requeued:
+        return {_LAUNCHER: _ANYWHERE, _MEETS: ""}
+    place = _option(command, "rdzv-endpoint") or _option(command, "master-addr")
+    place = place or environ.get("PET_RDZV_ENDPOINT") or environ.get("PET_MASTER_ADDR") or ""
+    return {_LAUNCHER: socket.gethostname(), _MEETS: place if _is_here(place) else ""}
+
+
+def against(environ: Mapping[str, str]) -> str:
+    """Why nobody would start this worker's job again as it is meant; "" nothing is known."""
+    host = environ.get(_LAUNCHER, "")
+    if not host:
+        return "nobody would start the job again: start it by failslow run --restarts"
+    if host not in (_ANYWHERE, socket.gethostname()):
+        return (
+            f"only {host} has a failslow run, and its command would start the job on all hosts "
+            "again: use failslow run on every host, or --slurm requeue"
+        )
+    return ""
+
+
+def meets_here(environ: Mapping[str, str]) -> bool:
+    """Whether this worker's host is where the others meet to start again."""
+    return bool(environ.get(_MEETS))
+
+
+def needed_nodes(command: Sequence[str]) -> int:
+    """Of how many nodes a launcher needs all to start; 0 where it can do with fewer, or one."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", _option(command, "nnodes"))
+    if match is None or int(match[1]) < int(match[2] or match[1]) or int(match[1]) < 2:
+        return 0
+    return int(match[1])
+
+
+def _option(command: Sequence[str], name: str) -> str:
+    """Its value: those after the script are the script's own."""
+    found = ""
+    for word, after in zip(command, (*command[1:], ""), strict=True):
+        if word.endswith(".py"):
+            break
+        option, given, value = word.partition("=")
+        if option.startswith("--") and option[2:].replace("_", "-") == name:
+            found = value if given else after
+    return found
+
+
+def _is_here(place: str) -> bool:
+    """Whether HOST:PORT is one of this machine's addresses."""
+    with contextlib.suppress(ValueError, OSError):
+        host = urlsplit(f"//{place}").hostname or ""
+        if not host:
+            return False
+        mine = set(_addresses())
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+        return any(ip_address(a.partition("%")[0]).is_loopback or a in mine for a in found)
+    return False
+
+
+def _addresses() -> Iterator[str]:
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                yield address.address
