@@ -170,7 +170,7 @@ def ddp(job: Job) -> Any:
 def hsdp(job: Job) -> Any:
     """Hybrid sharding: two replicas of two shards each."""
     plans = [("S2", {"microbatches": counts}) for counts in ([11, 5], [3, 13], [9, 7])]
-    result = {}
+    result: dict[str, Any] = {}
     for name, wanted in (("even", []), ("steered", plans)):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         model: Any = net()
@@ -180,6 +180,7 @@ def hsdp(job: Job) -> Any:
         coordinator = failslow.Coordinator(MICROBATCHES, listen_s=0.05, mesh=mesh, model=model)
         run = job.train(coordinator, _halved(plain_step(model)), wanted)
         result[name] = run
+    result["tokens"] = coordinator.total(3.0)  # both shards of a replica count the same ones
     assert coordinator.facts is not None
     return {**result, "facts": asdict(coordinator.facts)}
 
@@ -332,35 +333,38 @@ def moving(job: Job) -> Any:
 
 @scenario
 def stumbling(job: Job) -> Any:
-    """Rank 2 fails in the middle of changing places: all go back, their split too, and the next
-    order, which says nothing of it, succeeds."""
+    """Rank 2 has no state to give, then fails in the middle of changing places: all go back, their
+    split too, and the next order, which says nothing of it, succeeds."""
     plans: list[tuple[str, dict[str, Any]]] = [
+        ("S3", {"placement": [2, 1, 0, 3], "microbatches": [6, 10]}),
         ("S3", {"placement": [2, 1, 0, 3], "microbatches": [6, 10]}),
         ("S3", {"placement": [2, 1, 0, 3]}),
     ]
     result: dict[str, Any] = {}
     for name, wanted in (("even", []), ("steered", plans)):
         trainer = _gpt()
+        state = trainer.state
+        if name == "steered" and job.rank == 2:
+            state = _failing_once(state, KeyError("no such buffer"))
+            trainer._build = _failing_once(trainer._build, MemoryError("no room for the model"))
         coordinator = failslow.Coordinator(
             MICROBATCHES, listen_s=0.05, mesh=trainer.grid.mesh, model=trainer.stage,
-            gradients="sum", rebuild=trainer.rebuild, state=trainer.state, move=trainer.move,
+            gradients="sum", rebuild=trainer.rebuild, state=state, move=trainer.move,
         )  # fmt: skip
-        if name == "steered" and job.rank == 2:
-            trainer._build = _failing_once(trainer._build)
         result[name] = job.train(coordinator, _part_step(trainer), wanted)
         result[name]["placement"] = coordinator.placement
     return result
 
 
-def _failing_once(act: Callable[[], None]) -> Callable[[], None]:
-    failures = [MemoryError("no room for the model")]
+def _failing_once(act: Callable[[], Any], error: Exception) -> Callable[[], Any]:
+    failures = [error]
 
-    def build() -> None:
+    def failing() -> Any:
         if failures:
             raise failures.pop()
-        act()
+        return act()
 
-    return build
+    return failing
 
 
 def _gpt() -> Any:

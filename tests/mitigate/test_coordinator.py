@@ -97,7 +97,9 @@ def test_workers_that_change_places_train_on_alike(reports: Reports) -> None:
 
 def test_a_move_that_fails_half_way_is_undone_and_can_be_made_again(reports: Reports) -> None:
     mine = [report["stumbling"] for report in reports]
-    failed, done = mine[0]["steered"]["outcomes"]
+    stateless, failed, done = mine[0]["steered"]["outcomes"]
+    assert not stateless["ok"]
+    assert stateless["cost_s"] < 20.0  # nobody waits until the time limit
     assert (failed["ok"], failed["error"]) == (False, "rank 2: no room for the model")
     assert done["ok"]
     assert all(m["steered"]["placement"] == [2, 1, 0, 3] for m in mine)
@@ -116,6 +118,7 @@ def test_the_controller_is_told_what_planning_needs(reports: Reports) -> None:
     assert heard[-1]["no_redistribution"] == ""
     assert all(not report["hybrid"]["facts heard"] for report in reports[1:])
     assert reports[0]["hsdp"]["facts"]["tp"] == 2
+    assert reports[0]["hsdp"]["tokens"] == 6.0
 
 
 def test_unequal_counts_are_refused_where_they_would_deadlock(reports: Reports) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from failslow.mitigate.share import Share, exchange_switch
+from failslow.mitigate.share import Share, Witness, exchange_switch
 from failslow.mitigate.steer_refuse import why_equal
 
 
@@ -90,6 +90,78 @@ def test_ddp_exchanges_once_a_step(
         begun.append(index)
         model(torch.ones(1, 4)).sum().backward()
     assert seen == [2] * exchanges
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_gradients_of_any_ddp_are_those_of_all_micro_batches(alone: None, static: bool) -> None:
+    """A static graph is learned in the first backward pass: torch fails where that exchanges
+    nothing."""
+    torch.manual_seed(3)
+    model = DistributedDataParallel(nn.Linear(4, 4), static_graph=static)
+    plain = nn.Linear(4, 4)
+    plain.load_state_dict(model.module.state_dict())
+    for count in (4, 1, 3):
+        switch = exchange_switch(model)
+        share = Share(0, range(count), size=count, replicas=1, scale=1.0, switch=switch)
+        for index in share:
+            rows = torch.full((1, 4), float(index))
+            for net in (model, plain):
+                net(rows).square().sum().backward()
+        for mine, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            assert mine.grad is not None
+            assert wanted.grad is not None
+            assert torch.equal(mine.grad, wanted.grad)
+        model.zero_grad()
+        plain.zero_grad()
+
+
+def _run(model: nn.Module, share: Share, *, first: bool) -> bool:
+    """Whether it is seen that all micro-batches are taken before one runs."""
+    indices = list(share) if first else share
+    for _ in indices:
+        model(torch.ones(1, 4)).sum().backward()
+    return share.taken_first
+
+
+def _witnessed(model: nn.Module, count: int = 3) -> Share:
+    return Share(
+        0, range(count), size=count, replicas=1, scale=1.0,
+        switch=exchange_switch(model), witness=Witness(model),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_loop_that_takes_all_micro_batches_before_it_runs_one_is_seen(
+    alone: None, set_to_none: bool
+) -> None:
+    """It exchanges gradients in every one: unequal numbers would wait for ever."""
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    inner[0].requires_grad_(False)
+    model = DistributedDataParallel(inner)
+    for _ in range(2):
+        assert not _run(model, _witnessed(model), first=False)
+        model.zero_grad(set_to_none)
+        assert _run(model, _witnessed(model), first=True)
+        model.zero_grad(set_to_none)
+    assert not _run(model, _witnessed(model, 1), first=True)  # one alone is no news
+
+
+def test_so_it_is_with_hybrid_sharding(four: None) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model: Any = nn.Linear(4, 4)
+    fully_shard(model, mesh=mesh)
+    assert not _run(model, _witnessed(model), first=False)
+    assert _run(model, _witnessed(model), first=True)
+
+
+def test_a_model_that_was_dropped_tells_nothing(alone: None) -> None:
+    model = nn.Linear(4, 4)
+    share = _witnessed(model)
+    del model
+    gc.collect()
+    assert list(share) == [0, 1, 2]
+    assert not share.taken_first
+    assert Witness(nn.Tanh()).look() is None
 
 
 def test_hybrid_sharding_of_inner_layers_only_is_switched(four: None) -> None:

@@ -101,6 +101,20 @@ def test_what_cannot_be_timed_is_not_told(device: Device) -> None:
     assert [s.microbatch_s for s in (one, taken, left, captured)] == [None] * 4
 
 
+def test_a_loop_that_only_takes_its_micro_batches_tells_no_pace() -> None:
+    taken = _share()
+    rows = list(taken)  # read for a pipeline, which then runs them
+    time.sleep(0.05)
+    taken.ended_s = time.monotonic()
+    run = _share()
+    for _ in run:
+        time.sleep(0.01)
+    run.ended_s = time.monotonic()
+    assert rows == [3, 4, 5, 6]
+    assert taken.microbatch_s is None
+    assert run.microbatch_s is not None
+
+
 def test_a_device_that_fails_costs_a_pace_and_no_step(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,13 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
 
 import failslow
 from failslow.capture import hook
+from failslow.comeback import launched
 from failslow.errors import PlanError
 from failslow.mailbox import Mailbox
 from failslow.mitigate import coordinator as coordinator_module
 from failslow.mitigate import steer, steer_refuse
+from failslow.mitigate.steer_letters import facts_letter
 
 _ROOM = 512 * 1024
 """Of letters to the agent."""
@@ -88,6 +91,20 @@ def test_facts_too_long_for_a_letter_never_have_hosts(
     assert told[-1]["iteration_s"] > 0.0
 
 
+def test_facts_that_are_too_long_even_so_leave_out_who_is_at_his_own_place(
+    watched: None, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = failslow.Coordinator(8, listen_s=0.0).facts
+    assert known is not None
+    text = json.dumps({**facts_letter(known), "hosts": ()}, separators=(",", ":"))
+    monkeypatch.setattr(steer, "MAX_LETTER", len(text) - 1 + steer._FACTS_GROW)
+    coordinator = failslow.Coordinator(8, listen_s=0.0)
+    agent = Mailbox.open(box.path)
+    _step(coordinator, 0, 1)
+    (facts,) = _facts(agent)
+    assert (facts["hosts"], facts["ranks"], facts["dp"]) == ([], [], 1)
+
+
 def _no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
 
@@ -107,9 +124,19 @@ def _no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steer_refuse, "why_equal", why_equal)
 
 
+def _few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where two thousand workers want connections to each other, and 1024 files may be open."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 4096))
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(_no_interface, "nosuch0"), (_no_group, "nosuch0"), (_no_model, "no such thing")],
+    [
+        (_no_interface, "nosuch0"),
+        (_no_group, "nosuch0"),
+        (_no_model, "no such thing"),
+        (_few_files, "and 40 are allowed; raise ulimit -n"),
+    ],
 )
 def test_without_a_group_of_its_own_training_goes_on_evenly(
     watched: None,
@@ -163,6 +190,36 @@ def test_what_does_not_fit_the_job_is_raised_all_the_same(
     monkeypatch.setattr(steer_refuse, "why_equal", why_equal)
     with pytest.raises(PlanError, match="no such grid"):
         failslow.Coordinator(8)
+
+
+def test_unequal_counts_are_refused_to_a_loop_that_exchanges_in_every_micro_batch(
+    watched: None,
+) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    coordinator = failslow.Coordinator(4, model=model)
+    told = []
+    for first in (True, False):
+        with coordinator.step(0) as share:
+            for _ in list(share) if first else share:
+                model(torch.ones(1, 2)).sum().backward()
+        told.append(coordinator._hands.why_equal([0]))
+    assert told[0].startswith("gradients are exchanged in every micro-batch")
+    assert told[1] == ""
+
+
+def test_whether_the_job_could_start_again_is_told(
+    watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def facts() -> Any:
+        return failslow.Coordinator(8, checkpoint=lambda _: None).facts
+
+    monkeypatch.delenv("FAILSLOW_LAUNCHER", raising=False)
+    assert "start it by failslow run --restarts" in facts().no_restart
+    for name, value in launched(["torchrun", "--master-addr", "localhost"], {}).items():
+        monkeypatch.setenv(name, value)
+    assert (facts().no_restart, facts().meeting) == ("", (0,))
+    monkeypatch.setenv("FAILSLOW_MEETS", "")
+    assert facts().meeting == ()
 
 
 def test_a_larger_step_than_the_replicas_can_run_is_refused(watched: None) -> None:

@@ -39,6 +39,8 @@ class Megatron:
 
     model: as `setup_model_and_optimizer` gives it, one module or a list of one.
     core: stands in for the package `megatron.core` in tests. Further arguments are `Coordinator`'s.
+    While a ramp makes the global batch larger its micro-batches are split in the proportions of a
+    plan for the full one.
     Raises PlanError for what cannot be steered: interleaved pipelines, and losses that Megatron
     scales by itself (mixture of experts, multi-token prediction).
     """
@@ -65,8 +67,13 @@ class Megatron:
         tp = groups.get_tensor_model_parallel_world_size()
         context = groups.get_context_parallel_rank()
         self._replicas: int = groups.get_data_parallel_world_size()
+        # Megatron's 1F1B needs no micro-batch for every stage
+        arguments.setdefault("least", 1)
+        exchanges = self._exchanges(modules[0], groups) | dict(
+            arguments.pop("exchanges", None) or {}
+        )
         self._coordinator = Coordinator(
-            self._microbatches(),
+            self._full_batch() // self._microbatch_size(),
             grid=(
                 groups.get_pipeline_model_parallel_world_size(),
                 self._replicas,
@@ -78,6 +85,7 @@ class Megatron:
                 context * tp + groups.get_tensor_model_parallel_rank(),
             ),
             model=modules[0],
+            exchanges=exchanges,
             **arguments,
         )
         self._share: Share | None = None
@@ -142,9 +150,35 @@ class Megatron:
                 yield fetch(base + index)
             base += share.size
 
+    def _exchanges(self, model: Any, groups: Any) -> dict[str, Any]:
+        """What else replicas exchange in every micro-batch."""
+        found, config = {}, self._config
+        delayed = getattr(config, "fp8_recipe", "delayed") == "delayed"
+        within = getattr(config, "tp_only_amax_red", False)
+        if getattr(config, "fp8", None) and delayed and not within:
+            group = groups.get_amax_reduction_group(with_context_parallel=True)
+            found["FP8's delayed scaling, without tp_only_amax_red"] = group
+        ddp = getattr(model, "ddp_config", None)
+        used = getattr(ddp, "use_megatron_fsdp", False) or getattr(ddp, "use_custom_fsdp", False)
+        shards = getattr(ddp, "data_parallel_sharding_strategy", "no_shard")
+        if used and "grads" in shards:
+            group = groups.get_data_parallel_group(with_context_parallel=True)
+            found[f"Megatron-FSDP's {shards}"] = group
+        return found
+
     def _microbatches(self) -> int:
         """Of the present global batch, which a ramp makes larger."""
-        return self._samples() // int(self._calculators.get_micro_batch_size())
+        return self._samples() // self._microbatch_size()
+
+    def _full_batch(self) -> int:
+        """Samples of the global batch at the end of a ramp: plans are made for it, as the small
+        ones before have too few micro-batches to be split well."""
+        calculator = self._calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+        full = int(getattr(calculator, "global_batch_size", None) or self._samples())
+        return full - full % (self._microbatch_size() * self._replicas)
+
+    def _microbatch_size(self) -> int:
+        return int(self._calculators.get_micro_batch_size())
 
     def _samples(self) -> int:
         return int(self._calculators.get_current_running_global_batch_size())

@@ -19,8 +19,12 @@ weighted by what they stand for, so training goes as with the even split, up to 
 
 from __future__ import annotations
 
+import os
+import resource
+import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -32,9 +36,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from failslow.capture import hook
 from failslow.errors import PlanError
-from failslow.mitigate.batches import even
+from failslow.mitigate.batches import Split, even
 from failslow.mitigate.grid import Place, place_in
-from failslow.mitigate.share import Share, exchange_switch
+from failslow.mitigate.share import Share, Witness, exchange_switch
 from failslow.mitigate.steer import Steering
 from failslow.mitigate.steer_apply import Hands, Placing
 from failslow.records import JobFacts
@@ -42,6 +46,13 @@ from failslow.saying import say
 from failslow.trainer import whole
 
 __all__ = ["Coordinator"]
+
+_FILES_LEFT = 64
+"""For whatever else the training opens."""
+_TAKEN_FIRST = (
+    "gradients are exchanged in every micro-batch: the loop takes all of a share before it runs "
+    "any; run each one while iterating over the share"
+)
 
 
 class Coordinator:
@@ -61,7 +72,8 @@ class Coordinator:
     move(placement, state) makes this worker the one at the position where `placement` has its rank,
     with that position's state, its groups and mesh made anew. The global random generators (torch,
     its CUDA device, numpy, Python) go along by themselves; others belong in the state.
-    checkpoint: called with the number of steps done; saves so that the job can be restarted.
+    checkpoint: called with the index of the step that comes next; saves so that the job can be
+    started again with it.
     exchanges: {"name": group} of what else communicates in every micro-batch.
     listen_s: how often orders are looked for; rank 0's counts. 0: before every step.
     limit_s: how long workers wait for each other between two steps before they give orders up.
@@ -108,8 +120,6 @@ class Coordinator:
         self.use(model)
         self._share: Share | None = None
         self._steering: Steering | None = None
-        if not _watched():
-            return
         from failslow.mitigate.steer_refuse import why_equal
 
         def reason(replica_of: list[int]) -> str:
@@ -118,15 +128,26 @@ class Coordinator:
         models = self._models
 
         def reason_now(replica_of: list[int]) -> str:
+            if self._taken_first:
+                return _TAKEN_FIRST
             # groups and axes of the mesh belong to positions: what was found of them stays true
             return why_equal(replica_of, model=models[0]() if models else None)
 
         self._hands.why_equal = reason_now
+        self._placed = place is None
+        """Where the others are is known."""
+        if grid is None and mesh is not None:
+            self._hands.placement = tuple(mesh.mesh.flatten().tolist())
+        if not _watched():
+            with suppress(Exception):
+                self._hands.no_redistribution = reason(self._hands.replica_of())
+            return
         try:
             _check_gloo()
             self._steering = Steering(
                 self._hands, why_equal=reason, listen_s=listen_s, limit_s=limit_s
             )
+            self._placed = True
         except PlanError:
             raise
         except Exception as error:  # no way to hear orders together is no reason not to train
@@ -143,6 +164,8 @@ class Coordinator:
         outside of `move`, call it while they are equal.
         """
         self._switch = exchange_switch(model)
+        self._witness = None if model is None else Witness(model)
+        self._may_differ = self._taken_first = False
         self._models[:] = [] if model is None else [weakref.ref(model)]
 
     @property
@@ -173,8 +196,8 @@ class Coordinator:
         """Before step `index`, on all workers; what this replica has to run.
 
         microbatches: of this step's global batch, where it is another number than usual.
-        Raises PlanError where they are too few or too many for the replicas, on all workers alike,
-        and what a callback raises.
+        Raises PlanError where they are too few or too many for the replicas, or uneven where that
+        would deadlock, on all workers alike, and what a callback raises.
         """
         hands = self._hands
         if self._steering is not None:
@@ -182,6 +205,8 @@ class Coordinator:
         split = hands.split
         if microbatches is not None:
             split = split.scaled(microbatches, hands.most)
+        if not self._may_differ and max(split.counts) > min(split.counts):
+            self._check_unequal(split)
         indices = split.part(hands.place.replica)
         hands.build(len(indices))
         self._share = share = Share(
@@ -191,6 +216,7 @@ class Coordinator:
             replicas=self._replicas,
             scale=self._scale,
             switch=self._switch,
+            witness=self._witness if self._steering is not None else None,
         )
         return share
 
@@ -201,18 +227,34 @@ class Coordinator:
             raise PlanError("end() without begin(); call begin(step) before the step")
         hook.mark_step(share.step, whole(share.work))
         if self._steering is not None:
+            share.ended_s = time.monotonic()
+            self._taken_first = share.taken_first and self._switch is not None
             self._steering.ended(share)
 
     def total(self, tokens: float, group: dist.ProcessGroup | None = None) -> float:
         """`tokens` of all replicas together, for `Share.weigh`: an all-reduce.
 
-        group: this worker's data-parallel one; all workers if left out.
+        tokens: those this worker counts, as all stages and shards of its replica do. group: this
+        worker's data-parallel one; all workers if left out, each replica's counting as one.
         """
         if not dist.is_initialized():
             return float(tokens)
         value = torch.tensor([float(tokens)], dtype=torch.float64, device=_device(group))
         dist.all_reduce(value, group=group)
-        return float(value)
+        stages, _, shards = self._hands.place.grid
+        return float(value) / (1 if group is not None else stages * shards)
+
+    def _check_unequal(self, split: Split) -> None:
+        """PlanError where replicas would wait for each other for ever: a batch that cannot be
+        split evenly. It is looked at once for a model."""
+        hands = self._hands
+        if self._placed and (why := hands.no_redistribution or hands.why_equal(hands.replica_of())):
+            raise PlanError(
+                f"{split.size} micro-batches are {list(split.counts)} over {self._replicas} "
+                f"replicas, which would wait for each other for ever ({why}); give a multiple of "
+                f"{self._replicas}"
+            )
+        self._may_differ = True
 
 
 class _Step:
@@ -263,12 +305,14 @@ def _watched() -> bool:
 
 
 def _check_gloo() -> None:
-    """RuntimeError on all workers alike where one of them has no gloo: no interface, no name.
+    """RuntimeError on all workers alike where one of them has no gloo: no interface, no name, or
+    not enough open files for a connection to each of the others.
 
     The others would wait for it as long as they may, to make a group with it.
     """
     problem = ""
     try:
+        problem = _too_few_files(dist.get_world_size())
         dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10.0))
     except Exception as error:
         problem = f"gloo: {error}"
@@ -277,6 +321,18 @@ def _check_gloo() -> None:
         dist.all_reduce(able, dist.ReduceOp.MIN)
     if not bool(able):
         raise RuntimeError(problem or "another worker has no gloo")
+
+
+def _too_few_files(connections: int) -> str:
+    """Why so many connections, and as many again for a change of places, cannot be had."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + 2 * connections + _FILES_LEFT
+    if limit in (resource.RLIM_INFINITY, -1) or needed <= limit:
+        return ""
+    return (
+        f"{connections} connections need some {needed} open files, and {limit} are allowed; "
+        f"raise ulimit -n"
+    )
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:

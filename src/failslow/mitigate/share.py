@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Share", "exchange_switch"]
+__all__ = ["Share", "Witness", "exchange_switch"]
+
+_WITNESSES = 16
 
 
 def exchange_switch(model: nn.Module | None) -> Callable[[bool], None] | None:
@@ -47,12 +50,47 @@ def _has(module: nn.Module) -> bool:
 
 def _turn(module: Any, on: bool) -> None:
     if isinstance(module, DistributedDataParallel):
-        module.require_backward_grad_sync = on  # what its no_sync() sets
+        # a static graph is learned in the first backward pass, which has to exchange or fails
+        unknown = module.static_graph and not module._static_graph_delay_allreduce_enqueued
+        module.require_backward_grad_sync = on or unknown  # what its no_sync() sets
     elif isinstance(module, FSDPModule):
         # between the replicas of hybrid sharding; within a replica shards go on being exchanged
         module.set_requires_all_reduce(on, recurse=False)
     else:
         module.set_requires_gradient_sync(on)
+
+
+class Witness:
+    """Tells whether a backward pass has run meanwhile, as gradients of some parameters show.
+
+    A loop that takes all its micro-batches first and runs them afterwards has them exchanged in
+    each of them, and shows nothing of their times.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        wanted = (p for p in model.parameters() if p.requires_grad)
+        sharded = (m for m in model.modules() if isinstance(m, FSDPModule))
+        self._parameters = [weakref.ref(p) for p in islice(wanted, _WITNESSES)]
+        self._sharded = [weakref.ref(m) for m in islice(sharded, _WITNESSES)]
+
+    def look(self) -> list[object] | None:
+        """Changes with every backward pass; None where nothing can be told."""
+        found: list[object] = []
+        for known in self._parameters:
+            if (parameter := known()) is None:
+                return None  # of a model that is gone
+            found.append(_state_of(parameter.grad))
+        for sharded in self._sharded:
+            if (module := sharded()) is None:
+                return None
+            # hybrid sharding keeps gradients there until replicas exchange them; private to torch
+            groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+            found += [_state_of(getattr(g, "_partial_reduce_output", None)) for g in groups]
+        return found or None
+
+
+def _state_of(tensor: torch.Tensor | None) -> object:
+    return None if tensor is None else (id(tensor), tensor._version)
 
 
 class _DeviceTimes:
@@ -104,7 +142,8 @@ class Share:
     """Micro-batches of one replica in one step. Iterate over it, or take `indices`."""
 
     __slots__ = (
-        "_device", "_switch", "ends_s", "indices", "replicas", "scale", "size", "step", "work",
+        "_device", "_switch", "_witness", "ended_s", "ends_s", "indices", "replicas", "scale",
+        "size", "step", "taken_first", "work",
     )  # fmt: skip
 
     def __init__(
@@ -116,7 +155,9 @@ class Share:
         replicas: int,
         scale: float,
         switch: Callable[[bool], None] | None,
+        witness: Witness | None = None,
     ) -> None:
+        """witness: where it matters whether micro-batches run while it is iterated over."""
         self.step = step
         self.indices = indices
         """Of the global batch, in its order."""
@@ -130,9 +171,13 @@ class Share:
         taken for a slow one."""
         self.ends_s: list[float] = []
         """When iterating began, and when each micro-batch of it ended (CLOCK_MONOTONIC)."""
+        self.ended_s: float | None = None
+        """When the step ended."""
+        self.taken_first = False
+        """The last micro-batch was asked for before any other had run."""
         self._device: _DeviceTimes | None = None
         """The same by the device; None where this process uses none."""
-        self._switch = switch
+        self._switch, self._witness = switch, witness
 
     @property
     def count(self) -> int:
@@ -160,8 +205,12 @@ class Share:
         switch, last, clock = self._switch, self.indices.stop - 1, time.monotonic
         self.ends_s = ends_s = [clock()]
         self._device = device = _DeviceTimes() if _on_device() else None
+        witness = self._witness if len(self.indices) > 1 else None
+        before = None if witness is None else witness.look()
         try:
             for index in self.indices:
+                if index == last and witness is not None and before is not None:
+                    self.taken_first = witness.look() == before
                 if switch is not None:
                     switch(index == last)
                 yield index
@@ -178,9 +227,17 @@ class Share:
 
         On a CUDA device it is known once the device has come so far, after the next step at best.
         """
-        if len(self.ends_s) < 3:
+        if len(self.ends_s) < 3 or self.taken_first or self._is_brief:
             return None
         if self._device is not None:
             seconds = self._device.seconds
             return None if seconds is None else seconds / (self.count - 1)
         return (self.ends_s[-2] - self.ends_s[0]) / (len(self.ends_s) - 2)
+
+    @property
+    def _is_brief(self) -> bool:
+        """Most of the step came after iterating, and nothing tells that micro-batches ran in it."""
+        if self._witness is not None or self.ended_s is None:
+            return False
+        begin_s, end_s = self.ends_s[0], self.ends_s[-1]
+        return end_s - begin_s < 0.5 * (self.ended_s - begin_s)

@@ -5,7 +5,8 @@ In: the model, the mesh, and the replica each rank belongs to. Out: a reason, or
     "FSDP shard axis: parameter layers.0.weight is sharded over replicas 0 and 1"
 
 Whatever exchanges something between replicas in every micro-batch waits for ever where one replica
-runs more of them than another: gathering FSDP's shards, batch statistics, tokens of experts.
+runs more of them than another: gathering FSDP's shards, batch statistics, tokens of experts, and
+what DDP's `join()` tells.
 Gradients are no such thing where `share.exchange_switch` has them exchanged once a step: DDP's and
 FSDP2's, and not those of FSDP1 (FullyShardedDataParallel). Tensor shards and FSDP shards within one
 replica (hybrid sharding) are none either.
@@ -21,6 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["why_equal"]
 
@@ -71,6 +73,9 @@ def _exchanges_of(path: str, module: nn.Module) -> Iterator[tuple[str, Sequence[
         # None is the default group: everybody
         ranks = dist.get_process_group_ranks(module.process_group)
         yield f"SyncBatchNorm: {path} averages", ranks
+    if isinstance(module, DistributedDataParallel) and module._join_config.enable:
+        ranks = dist.get_process_group_ranks(module.process_group)
+        yield f"join(): {path} tells that it goes on", ranks
     if isinstance(module, FullyShardedDataParallel):
         shards = module.sharding_strategy is not ShardingStrategy.NO_SHARD
         # FSDP1 averages gradients in every backward pass, and nothing here turns that off
@@ -81,8 +86,14 @@ def _exchanges_of(path: str, module: nn.Module) -> Iterator[tuple[str, Sequence[
         between: Any = getattr(module, "_inter_node_pg", None)  # of hybrid sharding
         if isinstance(between, dist.ProcessGroup):
             yield averages, dist.get_process_group_ranks(between)
+    meta: Any = getattr(module, "fp8_meta", None)  # Transformer Engine's, once it has run
+    if isinstance(meta, dict) and getattr(meta.get("recipe"), "reduce_amax", False):
+        group: Any = meta.get("fp8_group")
+        if isinstance(group, dist.ProcessGroup):
+            ranks = dist.get_process_group_ranks(group)
+            yield f"FP8's delayed scaling: {path} compares maxima", ranks
     for attribute in _EXPERT_GROUPS:
-        group: Any = getattr(module, attribute, None)
+        group = getattr(module, attribute, None)
         if isinstance(group, dist.ProcessGroup):
             ranks = dist.get_process_group_ranks(group)
             yield f"expert parallel: {path} exchanges tokens", ranks
