@@ -237,6 +237,21 @@ def test_journal_gives_back_the_fault_with_what_was_measured(tmp_path: Path) -> 
     assert incident.kinds == ("device",)
 
 
+@pytest.mark.parametrize("value", ["soon", [], None, float("inf"), True, -0.0])
+def test_a_journal_whose_numbers_are_none_is_read_all_the_same(
+    tmp_path: Path, value: object
+) -> None:
+    live(tmp_path / "j.jsonl")
+    whole = list(read_journal(tmp_path / "j.jsonl"))
+    none = dict.fromkeys(("start_t", "end_t", "slowdown_now"), value)
+    spoilt = [replace(entry, tags={**entry.tags, **none}) for entry in whole]
+    known, found = read_incidents(whole), read_incidents(spoilt)
+    assert [incident.id for incident in found] == [incident.id for incident in known]
+    assert all(incident.duration_s >= 0.0 for incident in found)
+    made = redecide(spoilt, Policy(RecordedPlanner(()), settings()))
+    assert [decision.action for _, decision in made] == ["stay"]
+
+
 def test_decisions_written_are_the_decisions_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     decisions = live(path)

@@ -10,6 +10,7 @@ done, who was to blame, what the levels could do and cost, and what was really l
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,14 @@ from failslow.stats.survival import SurvivalCurve
 if TYPE_CHECKING:
     from failslow.journal import JournalEntry
 
-__all__ = ["Incident", "Stretch", "learn_history", "read_facts", "read_incidents"]
+__all__ = [
+    "Incident",
+    "Stretch",
+    "learn_history",
+    "number_told",
+    "read_facts",
+    "read_incidents",
+]
 
 _WELL = 1.05
 _MOVED = 0.05
@@ -200,14 +208,14 @@ class _Reader:
         if self._open is None and event in ("relief", "abandoned"):
             return
         if self._open is None:
-            self._open = _Open(id=id, start_t=float(tags.get("start_t") or t))
+            self._open = _Open(id=id, start_t=number_told(tags, "start_t", t))
         fault = self._open
         fault.lost_s[id] = record.lost_s
         if event in ("relief", "abandoned"):
             if fault.applied == "S1":
-                self._close(float(tags.get("end_t") or t), ended=event == "relief")
+                self._close(number_told(tags, "end_t", t), ended=event == "relief")
             return
-        slowdown = float(tags.get("slowdown_now") or record.slowdown)
+        slowdown = number_told(tags, "slowdown_now", record.slowdown)
         if fault.applied == "S1" and abs(slowdown / fault.undone - 1.0) > _MOVED:
             fault.undone = max(1.0, slowdown)
             fault.push(t)
@@ -292,6 +300,13 @@ class _Reader:
                 paced=fault.paced,
             )
         )
+
+
+def number_told(tags: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """A number among a line's tags, which may hold anything."""
+    value = tags.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value and math.isfinite(value) else otherwise
 
 
 def _share(undone: float, left: float) -> float:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from failslow.decide.events import Event, Pace, Relieved, Tick
+from failslow.decide.incident import number_told
 from failslow.decide.policy import Policy
 from failslow.records import Command, CulpritPace, Decision, Episode, Outcome, Verdict
 
@@ -82,7 +83,7 @@ class _Reader:
             self._over, self._level, self._level_then = id, None, None
             return Relieved(episode=id, lost_s=record.lost_s, abandoned=event == "abandoned")
         self._over = ""
-        slowdown = self._level = max(1.0, float(tags.get("slowdown_now") or record.slowdown))
+        slowdown = self._level = max(1.0, number_told(tags, "slowdown_now", record.slowdown))
         if self._level != self._level_then:
             self._level_then = None
         elif self._left is None:
