@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.runtime.elastic_train import MICROBATCHES, MODEL
+
+from failslow.demo.job import losses_without
 from failslow.journal import GrowingJournal, JournalEntry
 
-__all__ = ["SETTINGS", "ElasticRun", "apart"]
+__all__ = ["SETTINGS", "ElasticRun", "assert_went_on"]
 
 SETTINGS = {
     "FAILSLOW_DETECT_MIN_DURATION_S": "2",
@@ -58,6 +61,16 @@ class ElasticRun:
         return ranks == {0, 1, 2} and len(self.losses(3)) > 60
 
 
-def apart(one: list[float], other: list[float]) -> float:
-    """The largest difference of two runs' losses, as far as both go."""
-    return max(abs(a - b) for a, b in zip(one, other, strict=False))
+def assert_went_on(losses: list[float], folder: Path, *, world: int, saved: int) -> None:
+    """They are those of a training in `folder` that nothing happens to, past `saved` steps too."""
+    plain = losses_without(
+        folder,
+        layout=("--dp", str(world)),
+        microbatches=MICROBATCHES,
+        steps=len(losses),
+        model=MODEL,
+        workers=world,
+    )
+    assert len(plain) >= saved + 20
+    apart = max(abs(a - b) for a, b in zip(losses, plain, strict=True))
+    assert apart < 1e-5

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.runtime.elastic_run import SETTINGS, ElasticRun, apart
-from tests.runtime.elastic_train import MICROBATCHES, MODEL
+from tests.runtime.elastic_run import SETTINGS, ElasticRun, assert_went_on
 from tests.testbed import TestBed, until
 
-from failslow.demo.job import losses_without
 from failslow.inject import throttle
 from failslow.records import Decision, Outcome
 
@@ -82,15 +80,8 @@ def test_a_slow_host_is_left_out_and_a_smaller_world_goes_on_from_the_checkpoint
         done = job.saved_steps()
     assert len(before) - 1 <= done <= len(before)
     # the same global batches whatever the world: from the step where it was saved
-    plain = losses_without(
-        tmp_path / "plain",
-        layout=("--dp", "2"),
-        microbatches=MICROBATCHES,
-        steps=done + 20,
-        model=MODEL,
-        workers=2,
-    )
-    assert apart([*before[:done], *after], plain) < 1e-5
+    once = [*before[:done], *after[:20]]
+    assert_went_on(once, tmp_path / "plain", world=2, saved=done)
 
 
 @pytest.mark.slow
@@ -109,13 +100,4 @@ def test_a_spare_takes_the_slow_hosts_place_and_no_loss_differs(tmp_path: Path) 
     # the step after the checkpoint was done twice, with the same state
     assert losses[done] == pytest.approx(losses[done + 1], abs=1e-6)
     once = [*losses[:done], *losses[done + 1 :]]
-    plain = losses_without(
-        tmp_path / "plain",
-        layout=("--dp", "3"),
-        microbatches=MICROBATCHES,
-        steps=len(once),
-        model=MODEL,
-        workers=3,
-    )
-    assert len(plain) >= done + 20
-    assert apart(once, plain) < 1e-5
+    assert_went_on(once, tmp_path / "plain", world=3, saved=done)

@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runtime.elastic_run import SETTINGS, ElasticRun, apart
-from tests.runtime.elastic_train import MICROBATCHES, MODEL
+from tests.runtime.elastic_run import SETTINGS, ElasticRun, assert_went_on
 from tests.slurm_cluster import SlurmCluster
 from tests.transport.servers import free_port
 
-from failslow.demo.job import losses_without
 from failslow.inject import throttle
 from failslow.runtime.slurm import expand
 
@@ -74,13 +72,4 @@ def test_a_slow_node_is_drained_and_training_goes_on_elsewhere_with_the_same_los
     losses = run.losses(3)
     assert 0 <= told - saved <= 1  # a step under way when all was saved is done twice
     once = [*losses[:saved], *losses[told:]]
-    plain = losses_without(
-        tmp_path / "plain",
-        layout=("--dp", "3"),
-        microbatches=MICROBATCHES,
-        steps=len(once),
-        model=MODEL,
-        workers=3,
-    )
-    assert len(plain) >= saved + 20
-    assert apart(once, plain) < 1e-5
+    assert_went_on(once, tmp_path / "plain", world=3, saved=saved)
