@@ -316,6 +316,36 @@ def test_compute_time_is_unknown_where_waits_are_hidden_and_no_mark_tells() -> N
     assert np.median(shares) == pytest.approx(14 / 17, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("groups", "known"),
+    [
+        ((1, 1, 1), True),  # DDP's buckets: waited for after the last, before the mark
+        ((2, 2, 1), False),  # tensor parallelism waits in its layers, unseen
+        ((2, 1, 1), False),
+        ((1, 1, 2), False),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 2, 100])
+def test_a_mark_tells_of_waits_for_the_last_calls_group_alone(
+    groups: tuple[int, ...], known: bool, block: int
+) -> None:
+    mark = {"kind": KIND_OPTIMIZER_STEP}
+    calls = [{**mark, "start_ns": 0}]
+    for step in range(6):
+        begin_ns = 60_000_000 * step
+        for number, group in enumerate(groups):
+            at_ns = begin_ns + 10_000_000 * (number + 1)
+            calls.append({"op": 1, "group": group, "start_ns": at_ns, "size_bytes": 8 * number})
+        calls.append({**mark, "start_ns": begin_ns + 60_000_000})
+    made, tracker = rows(*calls), Tracker(ops=OPS)
+    samples = [
+        s for at in range(0, len(made), block) for s in tracker.update(made[at : at + block])
+    ]
+    assert len(samples) == 6
+    told = {None if s.compute_s is None else round(s.compute_s, 6) for s in samples}
+    assert told == {0.030 if known else None}
+
+
 def test_a_wait_seen_later_is_taken_out_once() -> None:
     mark = {"kind": KIND_OPTIMIZER_STEP}
     iteration = [

@@ -9,6 +9,7 @@ collectives and the step marks, where a difference of two rows tells what lies b
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,9 @@ class RowMaker:
         self._last_call_ns: int | None = None
         self._busy_until_ns = -(1 << 62)
         self._open: tuple[Any, ...] | None = None
-        """The newest row: blocked from, until, when complete, unwaited, names a call."""
+        """The newest row: blocked from, until, when complete, unwaited, names a call, group."""
+        self._hidden: Counter[int] = Counter()
+        """By group: calls since the last mark that nobody was seen to wait for."""
 
     def rows(self, calls: NDArray[Any]) -> Rows:
         """The collectives and step marks among `calls`, in the order given."""
@@ -110,7 +113,9 @@ class RowMaker:
         A call blocks while the host is inside it and while it is waited for. Of one that nobody
         was seen to wait for: where it was complete before the next row began, the caller may
         have waited for it (C++ code does so unseen); where not, the caller went on without it;
-        and a step mark says that all before it was waited for.
+        and a step mark says that all before it was waited for: right before it, that is, and of
+        the last call's group. Who waits unseen for another group's calls, as tensor parallelism
+        does, does so in the middle of the iteration: how long is not known.
         """
         start = rows["start_ns"]
         end = (
@@ -120,14 +125,14 @@ class RowMaker:
         unwaited = is_call & (calls["wait_ns"] == 0)
         # a wait row that names its call accounts for a call counted as unwaited before
         found = ((calls["kind"] == KIND_WAIT) & (calls["size_bytes"] > 0)).astype(np.int64)
-        columns: tuple[NDArray[Any], ...] = (start, end, done, unwaited, found)
+        columns: tuple[NDArray[Any], ...] = (start, end, done, unwaited, found, rows["group"])
         if self._open is not None:
             columns = tuple(
                 np.concatenate(([carried], column))
                 for carried, column in zip(self._open, columns, strict=True)
             )
             is_mark = np.concatenate(([False], is_mark))
-        start, end, done, unwaited, found = columns
+        start, end, done, unwaited, found, group = columns
         self._open = tuple(column[-1] for column in columns)
         follower, ends = start[1:], end[:-1].copy()
         known = done[:-1] > 0
@@ -142,14 +147,38 @@ class RowMaker:
         back = is_call & ((calls["wait_ns"] > 0) | (calls["end_ns"] > 0))
         rows["until_ns"] = np.where(back, end[new], rows["start_ns"])
         rows["own_ns"] = np.where(back, np.maximum(end - np.maximum(start, until), 0)[new], 0)
-        hidden = self._unwaited + np.cumsum(
-            (unwaited[:-1] & ~known & ~marked).astype(np.int64) - found[:-1]
-        )
+        less = (unwaited[:-1] & ~known & ~marked).astype(np.int64) - found[:-1]
+        self._credit(less, group, is_mark, closing=unwaited[:-1] & is_mark[1:])
+        hidden = self._unwaited + np.cumsum(less)
         rows["blocked_ns"][len(rows) - len(blocked) :] = blocked
         rows["unwaited"][len(rows) - len(blocked) :] = hidden
         self._busy_until_ns = int(until[-1])
         if len(blocked):
             self._blocked_ns, self._unwaited = int(blocked[-1]), int(hidden[-1])
+
+    def _credit(
+        self,
+        hidden: NDArray[np.int64],
+        group: NDArray[Any],
+        is_mark: NDArray[np.bool_],
+        *,
+        closing: NDArray[np.bool_],
+    ) -> None:
+        """Take the calls off `hidden` that a mark accounts for. Both go on from block to block."""
+        begin = 0
+        for mark in np.flatnonzero(is_mark[1:]):
+            own = int(group[mark])
+            self._count(hidden[begin : mark + 1], group[begin : mark + 1])
+            if closing[mark]:
+                hidden[mark] -= max(0, min(self._hidden[own], self._hidden.total()))
+            self._hidden.clear()
+            begin = mark + 1
+        self._count(hidden[begin:], group[begin:])
+
+    def _count(self, hidden: NDArray[np.int64], group: NDArray[Any]) -> None:
+        (changed,) = np.nonzero(hidden)
+        for number, more in zip(group[changed].tolist(), hidden[changed].tolist(), strict=True):
+            self._hidden[number] += more
 
 
 def _before(values: NDArray[np.int64]) -> NDArray[np.int64]:

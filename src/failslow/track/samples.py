@@ -63,13 +63,10 @@ class SampleMaker:
             self._sampled = False
         self._work, self._told = None, False
 
-    def add(
-        self, crossed: Iterable[Crossing], *, hidden_waits: bool, step: int | None = None
-    ) -> list[StepSample]:
-        """The iterations that end at `crossed`.
+    def add(self, crossed: Iterable[Crossing], *, step: int | None = None) -> list[StepSample]:
+        """The iterations that end at `crossed`. step: the trainer's own index, if it told.
 
-        hidden_waits: waits nobody saw may lie in an iteration, so that its compute time is not
-        known if it holds calls nobody waited for. step: the trainer's own index, if it told.
+        The compute time of one that holds calls nobody was seen to wait for is not known.
         """
         samples = []
         for crossing in crossed:
@@ -92,14 +89,14 @@ class SampleMaker:
                 if not self._recent_s:
                     continue
                 paused_s = elapsed_s - median(self._recent_s)
-            samples.append(self._sample(last, crossing, elapsed_s, paused_s, hidden_waits))
+            samples.append(self._sample(last, crossing, elapsed_s, paused_s))
         return samples
 
     def _sample(
-        self, last: Crossing, now: Crossing, elapsed_s: float, paused_s: float, hidden_waits: bool
+        self, last: Crossing, now: Crossing, elapsed_s: float, paused_s: float
     ) -> StepSample:
         compute_s = None
-        if not paused_s and not (hidden_waits and now.unwaited > last.unwaited):
+        if not paused_s and now.unwaited <= last.unwaited:
             compute_s = max(0.0, elapsed_s - (now.blocked_ns - last.blocked_ns) / 1e9)
         if not now.foreign and not self._told:
             self._work = float(now.moved_bytes - last.moved_bytes)

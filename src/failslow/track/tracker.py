@@ -242,4 +242,4 @@ class Tracker:
             self._series = series
             self._samples.new_run()
             crossing = crossing._replace(opens=True)
-        return self._samples.add([crossing], hidden_waits=series[0] == "period", step=step)
+        return self._samples.add([crossing], step=step)
