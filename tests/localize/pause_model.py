@@ -148,6 +148,11 @@ class World:
         if self.lead is not None and not self.lead.active:
             self._order(self.lead.begin(SCRIPT, range(len(self.ranks)), self.now_s))
 
+    def call_off(self) -> None:
+        """What the pause is for is over."""
+        if self.lead is not None:
+            self._order(self.lead.call_off("well again", self.now_s))
+
     def lose_order(self, node: int) -> None:
         if self.orders[node]:
             self.orders[node].popleft()

@@ -22,7 +22,7 @@ def main(node: str, job: str, interval_s: str, *workers: str) -> None:
     epoch_s = time.time() - time.monotonic()
     for worker in workers:
         rank, pid = map(int, worker.split(":"))
-        about = {"rank": rank, "pid": pid, "ended": False}
+        about = {"rank": rank, "pid": pid, "ended": False, "description": {}}
         watched.append(SimpleNamespace(**about, to_epoch_s=lambda ns: epoch_s + ns / 1e9))
     list(duty.turn(watched, time.monotonic()))
     while not len(duty.collector.window().t):

@@ -152,6 +152,7 @@ def faults(ranks: int, nodes: int) -> list[tuple[str, int, int]]:
             found.append((what, node, 0))
         for rounds in (SHORT, LONG):
             found += [("kill_agent", node, rounds), ("freeze agent", node, rounds)]
+    found.append(("call_off", 0, 0))
     found += [
         (what, 0, n) for n in (SHORT, LONG) for what in ("kill_controller", "freeze controller")
     ]
@@ -177,7 +178,7 @@ def suffer(world: World, rest: list[Event], fault: tuple[str, int, int]) -> str:
     if what.startswith("freeze"):
         frozen = f"{what} {index}"
     else:
-        getattr(world, what)(*([] if what == "kill_controller" else [index]))
+        getattr(world, what)(*([] if what in ("kill_controller", "call_off") else [index]))
     for event in rest:
         play(world, event, frozen)
         left -= event[0] == "wait"

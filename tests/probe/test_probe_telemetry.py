@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+from typing import Any, ClassVar
 
 from failslow.capture.ring import process_start_ticks
 from failslow.pipeline import Pipeline, Report, Write
@@ -17,6 +18,7 @@ class Worker:
     rank, pid, ended, mailbox, profiler = 0, os.getpid(), False, None, None
     worker = f"{os.getpid()}-{process_start_ticks(os.getpid())}"
     epoch_s = time.time() - time.monotonic()
+    description: ClassVar[dict[str, Any]] = {}
 
     def to_epoch_s(self, monotonic_ns: float) -> float:
         return self.epoch_s + monotonic_ns / 1e9
