@@ -259,6 +259,21 @@ def test_other_culprits_one_after_the_other_are_not_charged_what_those_before_th
     assert decision.lost_s == pytest.approx(600.0)
 
 
+def test_another_culprit_in_the_same_episode_has_lost_what_it_has_lost() -> None:
+    job = Job(Shares({"S2": 0.8}), redistribute_cost_s=5.0)
+    job.slow(0.0)
+    job.slow(200.0, lost_s=100.0)
+    job.at(200.0, verdict(device(1)))
+    job.done(200.0, "S2", slowdown=1.02, cost_s=5.0)
+    job.at(220.0, CulpritPace(key="device rank 1", slowdown=1.0))
+    (restore,) = job.at(250.0, Tick())
+    assert restore.level == "S1"
+    job.done(250.0, "S1")
+    job.slow(260.0, lost_s=0.0)  # soon after: the episode is called as before
+    job.at(261.0, verdict(device(2)))
+    assert job.policy.due_s() == pytest.approx(270.0)
+
+
 def test_fault_that_comes_back_late_is_another_one() -> None:
     job = Job(redistribute_cost_s=10.0, memory_s=600.0)
     job.slow(0.0)

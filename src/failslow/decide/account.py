@@ -192,7 +192,7 @@ class Account:
         before_s, self.before_s = self.before_s, None
         known = {finding.key for finding in findings} & self.recovered
         if before_s is not None and self.recovered and not known:
-            self.banked_s -= before_s
+            self.banked_s = max(0.0, self.banked_s - before_s)  # an episode's own begins anew
             self.spent_s, self.began_s, self.theta = 0.0, self.woken_s, None
         for finding in findings:
             self._blame(finding)
