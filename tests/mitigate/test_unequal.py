@@ -49,7 +49,7 @@ def test_shards_over_replicas_are_refused_and_those_within_one_are_not() -> None
     everyone = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
     whole = nn.Linear(8, 8)
     fully_shard(whole, mesh=everyone)
-    with pytest.raises(PlanError, match="FSDP shard axis"):
+    with pytest.raises(PlanError, match="FSDP shard axis: parameter weight is sharded"):
         failslow.Coordinator(6, mesh=everyone, model=whole).begin(0)
     pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     hybrid = nn.Linear(8, 8)

@@ -51,7 +51,8 @@ def _has(module: nn.Module) -> bool:
 def _turn(module: Any, on: bool) -> None:
     if isinstance(module, DistributedDataParallel):
         # a static graph is learned in the first backward pass, which has to exchange or fails
-        unknown = module.static_graph and not module._static_graph_delay_allreduce_enqueued
+        learned = getattr(module, "_static_graph_delay_allreduce_enqueued", True)
+        unknown = module.static_graph and not learned
         module.require_backward_grad_sync = on or unknown  # what its no_sync() sets
     elif isinstance(module, FSDPModule):
         # between the replicas of hybrid sharding; within a replica shards go on being exchanged

@@ -66,6 +66,9 @@ def _exchanges(
             yield f"expert parallel: mesh axis {name} exchanges tokens", ranks
     for path, module in model.named_modules() if model is not None else ():
         yield from _exchanges_of(path or "the model", module)
+        for name, parameter in module.named_parameters(prefix=path, recurse=False):
+            if isinstance(parameter, DTensor):
+                yield from _shards(name, parameter)
 
 
 def _exchanges_of(path: str, module: nn.Module) -> Iterator[tuple[str, Sequence[int]]]:
@@ -97,9 +100,6 @@ def _exchanges_of(path: str, module: nn.Module) -> Iterator[tuple[str, Sequence[
         if isinstance(group, dist.ProcessGroup):
             ranks = dist.get_process_group_ranks(group)
             yield f"expert parallel: {path} exchanges tokens", ranks
-    for name, parameter in module.named_parameters(prefix=path, recurse=False):
-        if isinstance(parameter, DTensor):
-            yield from _shards(name, parameter)
 
 
 def _shards(name: str, parameter: DTensor) -> Iterator[tuple[str, Sequence[int]]]:
