@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from failslow.comeback import launched
 from failslow.errors import PlanError
 from failslow.mailbox import Mailbox
 from failslow.mitigate import coordinator as coordinator_module
-from failslow.mitigate import steer, steer_refuse
+from failslow.mitigate import steer, steer_group, steer_refuse
 from failslow.mitigate.steer_letters import facts_letter
 
 _ROOM = 512 * 1024
@@ -158,6 +160,41 @@ def test_without_a_group_of_its_own_training_goes_on_evenly(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("interface", "addresses", "alone"),
+    [
+        ("", ["127.0.1.1", "10.0.0.7"], True),  # a Debian's /etc/hosts
+        ("", ["10.0.0.7"], False),
+        ("", [], True),  # a name that is none
+        ("", ["fe80::1%eth0"], False),
+        ("lo", ["10.0.0.7"], True),
+        ("nosuch0", ["10.0.0.7"], True),
+    ],
+)
+def test_a_gloo_that_no_other_host_could_reach_is_known(
+    interface: str, addresses: list[str], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: found)
+    assert ("set GLOO_SOCKET_IFNAME" in steer_group.why_alone()) == alone
+
+
+def test_hosts_that_cannot_reach_each_other_by_gloo_do_not_wait_for_it(
+    watched: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be half an hour, several times over."""
+
+    def all_reduce(least: torch.Tensor, _op: object) -> None:
+        least[2] -= 1.0  # another host's name
+
+    monkeypatch.setattr(coordinator_module, "why_alone", lambda: "gloo listens at 127.0.1.1 alone")
+    assert failslow.Coordinator(8).facts is not None  # on one host that does
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    assert failslow.Coordinator(8).facts is None
+    assert "gloo listens at 127.0.1.1 alone" in capsys.readouterr().err
+
+
 def test_the_model_in_use_is_the_one_that_is_asked_and_is_not_kept(
     watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +257,18 @@ def test_whether_the_job_could_start_again_is_told(
     assert (facts().no_restart, facts().meeting) == ("", (0,))
     monkeypatch.setenv("FAILSLOW_MEETS", "")
     assert facts().meeting == ()
+
+
+@pytest.mark.parametrize("bound", [torch.device("cuda", 3), None])
+def test_tensors_are_where_the_group_s_device_is(
+    bound: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `device_id` given nobody needs to set the current one. NOT RUN on GPUs."""
+    group: Any = SimpleNamespace(bound_device_id=bound)
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert coordinator_module._device(group) == (bound or torch.device("cuda", 0))
 
 
 def test_a_larger_step_than_the_replicas_can_run_is_refused(watched: None) -> None:

@@ -19,19 +19,17 @@ weighted by what they stand for, so training goes as with the even split, up to 
 
 from __future__ import annotations
 
-import os
-import resource
+import socket
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from failslow.capture import hook
@@ -41,14 +39,13 @@ from failslow.mitigate.grid import Place, place_in
 from failslow.mitigate.share import Share, Witness, exchange_switch
 from failslow.mitigate.steer import Steering
 from failslow.mitigate.steer_apply import Hands, Placing
+from failslow.mitigate.steer_group import why_alone, why_no_gloo
 from failslow.records import JobFacts
 from failslow.saying import say
 from failslow.trainer import whole
 
 __all__ = ["Coordinator"]
 
-_FILES_LEFT = 64
-"""For whatever else the training opens."""
 _TAKEN_FIRST = (
     "gradients are exchanged in every micro-batch: the loop takes all of a share before it runs "
     "any; run each one while iterating over the share"
@@ -305,38 +302,27 @@ def _watched() -> bool:
 
 
 def _check_gloo() -> None:
-    """RuntimeError on all workers alike where one of them has no gloo: no interface, no name, or
-    not enough open files for a connection to each of the others.
+    """RuntimeError on all workers alike where one of them cannot be in a group over gloo.
 
     The others would wait for it as long as they may, to make a group with it.
     """
-    problem = ""
-    try:
-        problem = _too_few_files(dist.get_world_size())
-        dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10.0))
-    except Exception as error:
-        problem = f"gloo: {error}"
-    able = torch.tensor([float(not problem)], device=_device(None))
+    problem, loopback = why_no_gloo(dist.get_world_size()), why_alone()
+    host = zlib.crc32(socket.gethostname().encode())
+    told = [not problem, not loopback, host, -host]
+    least = torch.tensor(told, dtype=torch.float64, device=_device(None))
     with hook.quiet():
-        dist.all_reduce(able, dist.ReduceOp.MIN)
-    if not bool(able):
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+    able, reached, first, last = least.tolist()
+    if not able:
         raise RuntimeError(problem or "another worker has no gloo")
-
-
-def _too_few_files(connections: int) -> str:
-    """Why so many connections, and as many again for a change of places, cannot be had."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + 2 * connections + _FILES_LEFT
-    if limit in (resource.RLIM_INFINITY, -1) or needed <= limit:
-        return ""
-    return (
-        f"{connections} connections need some {needed} open files, and {limit} are allowed; "
-        f"raise ulimit -n"
-    )
+    if not reached and first != -last:  # there are several hosts
+        raise RuntimeError(loopback or "another worker's gloo cannot be reached")
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
     """Where a tensor must be that the group sends."""
     if "gloo" in dist.get_backend(group) or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    # that of init_process_group(device_id=…), whose caller need not set the current one
+    bound = getattr(group or dist.group.WORLD, "bound_device_id", None)
+    return bound or torch.device("cuda", torch.cuda.current_device())

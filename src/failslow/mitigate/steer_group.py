@@ -13,22 +13,76 @@ store, the first that is made, decides: a worker that cannot see how the vote en
 from __future__ import annotations
 
 import json
+import os
+import resource
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from failslow.capture import hook
 from failslow.errors import PlanError
 from failslow.mitigate.move_wire import GroupWire, read_word, word
 
-__all__ = ["SteerGroup"]
+__all__ = ["SteerGroup", "why_alone", "why_no_gloo"]
 
 _MOST_BYTES = 1 << 20
+_CONNECT_S = 60.0
+_FILES_LEFT = 64
+"""For whatever else the training opens."""
+
+
+def why_no_gloo(connections: int) -> str:
+    """Why this worker cannot be in a group over gloo with so many others; "" it can, alone."""
+    try:
+        if problem := _too_few_files(connections):
+            return problem
+        dist.ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=10.0))
+    except Exception as error:
+        return f"gloo: {error}"
+    return ""
+
+
+def _too_few_files(connections: int) -> str:
+    """Why so many connections, and as many again for a change of places, cannot be had."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + 2 * connections + _FILES_LEFT
+    if limit in (resource.RLIM_INFINITY, -1) or needed <= limit:
+        return ""
+    return (
+        f"{connections} connections need some {needed} open files, and {limit} are allowed; "
+        "raise ulimit -n"
+    )
+
+
+def why_alone() -> str:
+    """Why no other host could connect to this worker's gloo; "" nothing is known.
+
+    Where no interface is named it listens at what the host's own name stands for: 127.0.1.1 on many
+    a Debian.
+    """
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    try:
+        if name:
+            own = psutil.net_if_addrs().get(name, ())
+            found = [a.address for a in own if a.family in (socket.AF_INET, socket.AF_INET6)]
+        else:
+            host = socket.gethostname()
+            found = [str(info[4][0]) for info in socket.getaddrinfo(host, None)]
+        address = found[0].partition("%")[0] if found else "127.0.0.1"
+        if not ip_address(address).is_loopback:
+            return ""
+    except (OSError, ValueError):  # no name, or none that can be one
+        address = "127.0.0.1"  # gloo's own way out
+    return f"gloo listens at {address} alone; set GLOO_SOCKET_IFNAME to an interface between hosts"
 
 
 class SteerGroup:
@@ -40,10 +94,13 @@ class SteerGroup:
 
     def __init__(self, limit_s: float) -> None:
         """limit_s: how long the others may take to come; as long as the training's own groups."""
+        # all are here: who cannot be reached now never can, and gloo waits several times as long
+        connect_s = min(limit_s, _CONNECT_S)
         with hook.quiet():
             self._group = dist.new_group(
-                backend="gloo", timeout=timedelta(seconds=limit_s), group_desc="failslow_steer"
+                backend="gloo", timeout=timedelta(seconds=connect_s), group_desc="failslow_steer"
             )
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit_s), self._group)
         self._head = torch.zeros(2, dtype=torch.int64)
 
     def gather(self, **content: Any) -> Sequence[dict[str, Any]]:
