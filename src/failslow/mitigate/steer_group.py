@@ -35,7 +35,8 @@ from failslow.mitigate.move_wire import GroupWire, read_word, word
 __all__ = ["SteerGroup", "why_alone", "why_no_gloo"]
 
 _MOST_BYTES = 1 << 20
-_CONNECT_S = 60.0
+_CONNECT_S = 30.0
+"""For all to be connected; gloo waits five times as long for one that cannot be."""
 _FILES_LEFT = 64
 """For whatever else the training opens."""
 
@@ -94,7 +95,7 @@ class SteerGroup:
 
     def __init__(self, limit_s: float) -> None:
         """limit_s: how long the others may take to come; as long as the training's own groups."""
-        # all are here: who cannot be reached now never can, and gloo waits several times as long
+        # all are here: who cannot be reached now never can
         connect_s = min(limit_s, _CONNECT_S)
         with hook.quiet():
             self._group = dist.new_group(
