@@ -132,6 +132,13 @@ def test_without_a_fault_there_is_nothing_to_do(run: Path) -> None:
     assert "nothing to do" in result.stderr
 
 
+def test_nothing_is_left_in_a_folder_that_is_no_run_s(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["act", "S2", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"no watched job at {tmp_path}" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mistakes_are_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("failslow.cli.act._ANSWER_S", 0.2)
     for arguments, text in (

@@ -67,7 +67,9 @@ def act(
     if wanted not in ORDERS:
         raise InputError(f"{order!r} is no order; use one of {', '.join(ORDERS)}")
     place = find_run(run, os.environ)
-    if place is None:
+    # whoever may not look into the folder is told so when the order is to be left there
+    known = place is not None and (not os.access(place.folder, os.X_OK) or place.journal.exists())
+    if place is None or not known:
         raise InputError(
             f"no watched job at {run or 'failslow-runs/'}; name the folder of its run, or start "
             "one with failslow run"
