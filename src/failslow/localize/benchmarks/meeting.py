@@ -6,6 +6,9 @@ touched), under a prefix no other pause has, used only in a thread that can be l
     /default_pg/0//failslow/pause-7/done/3/5       rank 5 is through with stage 3
     /default_pg/0//failslow/pause-7/pair/0-2/4/…   the address of rank 0 for rank 2, from stage 4 on
 
+Each worker takes its keys away at the end of the next pause: of this one somebody may be late, and
+the store is in the memory of a worker that trains for weeks.
+
 There is no barrier: a stage begins when those in the one before are through, or its limit is over,
 and who was once missed is not waited for again.
 """
@@ -16,7 +19,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.distributed import distributed_c10d as c10d
 
@@ -37,6 +40,9 @@ class NoMeeting(Exception):
 class Meeting:
     """One worker's part in one pause's meeting. Raises NoMeeting where nothing can be had."""
 
+    _former: ClassVar[list[str]] = []
+    """Keys that this process has left of the pause before."""
+
     def __init__(
         self, store_or_group: Any, *, name: str, rank: int, helper: Helper, limit_s: float
     ) -> None:
@@ -44,15 +50,19 @@ class Meeting:
         """Ranks that did not finish a stage in its time."""
         self._rank = rank
         self._helper = helper
+        self._prefix = f"failslow/{name}"
+        self._keys: list[str] = []
         try:
             store = _store_of(store_or_group)
-            self._store = self._call(lambda: _own(store, name), limit_s, "connecting to the store")
+            self._base = self._call(lambda: _own(store), limit_s, "connecting to the store")
+            self._store: Any = c10d.PrefixStore(self._prefix, self._base)
         except (Lost, RuntimeError, ValueError, KeyError) as error:
             raise NoMeeting(str(error)) from None
 
     def finish(self, stage: int) -> None:
         """Say that this rank is through with a stage."""
-        self._call(lambda: self._store.set(f"done/{stage}/{self._rank}", "1"), 0.5, "the store")
+        key = self._mine(f"done/{stage}/{self._rank}")
+        self._call(lambda: self._store.set(key, "1"), 0.5, "the store")
 
     def await_others(self, stage: int, ranks: Iterable[int], limit_s: float) -> None:
         """Until those ranks are through with a stage, or the time is over."""
@@ -76,7 +86,10 @@ class Meeting:
         Raises NoMeeting where the peer does not come.
         """
         # by stage: the addresses of a connection given up must not be taken for those of the next
-        pair = c10d.PrefixStore(self._pair(peer, stage), self._store)
+        name = self._pair(peer, stage)
+        pair = c10d.PrefixStore(name, self._store)
+        self._mine(f"{name}/here/{self._rank}")
+        self._mine(f"{name}/0/{int(self._rank > peer)}")  # gloo's: where this side listens
         until_s = time.monotonic() + limit_s
 
         def build() -> T:
@@ -95,7 +108,7 @@ class Meeting:
 
     def give_up(self, peer: int, stage: int) -> None:
         """Tell the peer that what was connected in that stage is of no more use."""
-        key = f"{self._pair(peer, stage)}/given_up"
+        key = self._mine(f"{self._pair(peer, stage)}/given_up")
         self._call(lambda: self._store.set(key, "1"), 0.5, "the store")
 
     def is_given_up(self, peer: int, stage: int) -> bool:
@@ -107,13 +120,22 @@ class Meeting:
         low, high = sorted((self._rank, peer))
         return f"pair/{low}-{high}/{stage}"
 
+    def _mine(self, key: str) -> str:
+        """A key that this rank makes, noted."""
+        self._keys.append(f"{self._prefix}/{key}")
+        return key
+
     def close(self) -> None:
-        """Give the connection back."""
-        store, self._store = self._store, None
+        """Take away what the pause before has left, and give the connection back."""
+        base, self._base, self._store = self._base, None, None
+        former, Meeting._former = Meeting._former, self._keys
 
         def forget() -> None:
-            nonlocal store
-            store = None
+            nonlocal base
+            with contextlib.suppress(RuntimeError):
+                for key in former:
+                    base.delete_key(key)
+            base = None
 
         self._call(forget, 0.5, "closing the store")
 
@@ -133,9 +155,9 @@ def _store_of(store_or_group: Any) -> Any:
     return c10d._world.pg_map[store_or_group][1]
 
 
-def _own(store: Any, name: str) -> Any:
+def _own(store: Any) -> Any:
     """A connection of our own where the kind of store has them."""
     # HashStore, FileStore and older torch have none; each wait has its own limit anyway
     with contextlib.suppress(RuntimeError, AttributeError):
         store = store.clone()
-    return c10d.PrefixStore(f"failslow/{name}", store)
+    return store
