@@ -35,7 +35,7 @@ from failslow.mitigate.move_wire import GroupWire, read_word, word
 __all__ = ["SteerGroup", "why_alone", "why_no_gloo"]
 
 _MOST_BYTES = 1 << 20
-_CONNECT_S = 30.0
+_CONNECT_S, _CONNECT_RANK_S = 30.0, 0.05
 """For all to be connected; gloo waits five times as long for one that cannot be."""
 _FILES_LEFT = 64
 """For whatever else the training opens."""
@@ -96,7 +96,7 @@ class SteerGroup:
     def __init__(self, limit_s: float) -> None:
         """limit_s: how long the others may take to come; as long as the training's own groups."""
         # all are here: who cannot be reached now never can
-        connect_s = min(limit_s, _CONNECT_S)
+        connect_s = min(limit_s, _CONNECT_S + _CONNECT_RANK_S * dist.get_world_size())
         with hook.quiet():
             self._group = dist.new_group(
                 backend="gloo", timeout=timedelta(seconds=connect_s), group_desc="failslow_steer"
