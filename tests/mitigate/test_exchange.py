@@ -164,6 +164,16 @@ def test_a_model_that_was_dropped_tells_nothing(alone: None) -> None:
     assert Witness(nn.Tanh()).look() is None
 
 
+def test_a_gradient_that_cannot_be_looked_at_costs_no_step(alone: None) -> None:
+    model = nn.Linear(4, 4)
+    with torch.inference_mode():
+        unversioned = torch.ones(4, 4)
+    model.weight.grad = unversioned
+    share = _witnessed(model)
+    assert list(share) == [0, 1, 2]
+    assert not share.taken_first
+
+
 def test_hybrid_sharding_of_inner_layers_only_is_switched(four: None) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
