@@ -29,6 +29,7 @@ from failslow.localize.script_settings import MOST_AWAITED
 __all__ = ["Meeting", "NoMeeting"]
 
 T = TypeVar("T")
+_SLOW_S = 0.3
 _GRACE_S = 0.2
 """The helper's answer may come so much later than the time-out of what it does."""
 
@@ -42,6 +43,9 @@ class Meeting:
 
     _former: ClassVar[list[str]] = []
     """Keys that this process has left of the pause before."""
+    _kept: ClassVar[tuple[Any, Any] | None] = None
+    """The training's store and a clone of it that took too long to make to be given up again: a
+    resolver that does not answer costs each connection seconds, more than a pause has."""
 
     def __init__(
         self, store_or_group: Any, *, name: str, rank: int, helper: Helper, limit_s: float
@@ -54,7 +58,11 @@ class Meeting:
         self._keys: list[str] = []
         try:
             store = _store_of(store_or_group)
-            self._base = self._call(lambda: _own(store), limit_s, "connecting to the store")
+            kept = Meeting._kept
+            if kept is not None and kept[0] is store:
+                self._base = kept[1]
+            else:
+                self._base = self._call(lambda: _own(store), limit_s, "connecting to the store")
             self._store: Any = c10d.PrefixStore(self._prefix, self._base)
         except (Lost, RuntimeError, ValueError, KeyError) as error:
             raise NoMeeting(str(error)) from None
@@ -158,6 +166,9 @@ def _store_of(store_or_group: Any) -> Any:
 def _own(store: Any) -> Any:
     """A connection of our own where the kind of store has them."""
     # HashStore, FileStore and older torch have none; each wait has its own limit anyway
+    began_s, own = time.monotonic(), store
     with contextlib.suppress(RuntimeError, AttributeError):
-        store = store.clone()
-    return store
+        own = store.clone()
+    if time.monotonic() - began_s > _SLOW_S:  # for the next pause, if this one did not wait
+        Meeting._kept = store, own
+    return own
