@@ -73,6 +73,17 @@ def test_a_note_on_a_thousand_links_can_be_read() -> None:
     assert len(note) < 600
 
 
+def test_many_slow_cards_of_a_large_job_are_all_named() -> None:
+    """Twenty among 320 nodes, as behind a slow switch, each both ways."""
+    bad = [f"n{n}" for n in range(0, 320, 16)]
+    lab = Lab(workers=job(320), noise=0.02)
+    script = reference_script(lab.workers, WHOLE)
+    slow = Culprits(out=dict.fromkeys(bad, 4.0), into=dict.fromkeys(bad, 4.0))
+    verdict = judge(lab.run(script, slow), lab.run(script), lab.workers, episode="e")
+    links = [(f.host, f.peer_host) for f in verdict.findings]
+    assert sorted(links) == sorted([*((n, "") for n in bad), *(("", n) for n in bad)])
+
+
 def test_a_transfer_that_waited_for_a_core_does_not_clear_the_card_it_left_by() -> None:
     lab = Lab(workers=job(4, 1, "cpu"), noise=0.02)
     script = reference_script(lab.workers, WHOLE)

@@ -57,6 +57,10 @@ class LinkJudge:
         self.measured = 0
         self.notes: list[str] = []
         self._places = places
+        self._through: dict[tuple[str, str], list[int]] = {}
+        """Who sends and receives through each endpoint."""
+        for rank in sorted(places):
+            self._through.setdefault(endpoint(places[rank]), []).append(rank)
         self._limits = limits
         self._slow_workers = slow_workers
         self._held_workers = held_workers
@@ -247,11 +251,7 @@ class LinkJudge:
             measurements=numbers,
         )
         here, inside = self._workers(culprit.end), culprit.end[2] >= 0
-        mates = tuple(
-            rank
-            for rank, place in sorted(self._places.items())
-            if inside and place.node == culprit.end[0] and rank not in here
-        )
+        mates = self._mates(here) if inside else ()
         host, there = culprit.end[0], culprit.end[0] if inside else ""
         if culprit.kind == "in":
             facts = (f"all {len(links)} links measured to it are slow",)
@@ -265,12 +265,17 @@ class LinkJudge:
         assert culprit.peer is not None
         return replace(finding, peer_ranks=self._workers(culprit.peer), peer_host=culprit.peer[0])
 
+    def _mates(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The other workers of their node."""
+        node = self._places[ranks[0]].node
+        places = sorted(self._places.items())
+        return tuple(r for r, place in places if place.node == node and r not in ranks)
+
     def _workers(self, end: End) -> tuple[int, ...]:
         """Who sends and receives through an endpoint."""
         if end[2] >= 0:
             return (end[2],)
-        places = sorted(self._places.items())
-        return tuple(rank for rank, place in places if endpoint(place) == end[:2])
+        return tuple(self._through.get(end[:2], ()))
 
     def _say_unmeasured(self, results: Iterable[Result], known: Iterable[LinkReading]) -> None:
         measured = {(r.sender, r.receiver) for r in known}

@@ -113,6 +113,7 @@ def compare(
     drift = _Level(0.0, _noise(now, reference, sorted(changes.values())))
     judged: dict[K, tuple[bool, float]] = {}
     excused: set[K] = set()
+    usual_low = _usual_low(now, reference)
     for key in keys:
         reading, before = now[key], reference.get(key)
         threshold, is_slow = math.inf, False
@@ -128,8 +129,9 @@ def compare(
             is_slow |= changes[key] > change_limit and above > 0.5 * change_limit
             threshold = min(threshold, change_limit)
         if is_slow and reading.low_s is not None:
-            is_slow = _low_is_slow(key, now, reference, 0.5 * threshold, reading.excused)
-            if not is_slow and _low_is_slow(key, now, reference, 0.5 * threshold, 0.0):
+            least = usual_low + 0.5 * threshold
+            is_slow = _low_is_slow(reading.low_s, least, reading.excused)
+            if not is_slow and _low_is_slow(reading.low_s, least, 0.0):
                 excused.add(key)
         judged[key] = (is_slow, threshold)
     healthy = [now[key].log for key, (is_slow, _) in judged.items() if not is_slow]
@@ -169,20 +171,20 @@ def _shifted(level: _Level, by: float) -> _Level:
     return _Level(level.center + by, level.sigma)
 
 
-def _low_is_slow(
-    key: K, now: Mapping[K, Reading], reference: Mapping[K, Reading], least: float, excused: float
-) -> bool:
-    """Whether even the fastest sample is slow: else it was disturbed, as others may be next."""
+def _usual_low(now: Mapping[K, Reading], reference: Mapping[K, Reading]) -> float:
+    """Where fastest samples of healthy readings lie, in logarithms."""
     lows = [
-        _quartile(sorted(math.log(r.low_s) for r in readings if r.low_s))
-        for readings in (now.values(), reference.values())
-        if any(r.low_s for r in readings)
+        _quartile(sorted(math.log(r.low_s) for r in readings.values() if r.low_s))
+        for readings in (now, reference)
+        if any(r.low_s for r in readings.values())
     ]
-    low_s = now[key].low_s
-    if low_s is None:
-        return True
+    return min(lows, default=-math.inf)
+
+
+def _low_is_slow(low_s: float, least: float, excused: float) -> bool:
+    """Whether even the fastest sample is slow: else it was disturbed, as others may be next."""
     sure_s = low_s * (1.0 - excused)
-    return sure_s > 0.0 and math.log(sure_s) - min(lows) > least
+    return sure_s > 0.0 and math.log(sure_s) > least
 
 
 def _level(readings: Mapping[K, Reading]) -> _Level:
