@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from failslow.config import DetectConfig, load_config, stages
+from failslow.config import DetectConfig, load_config, load_decide, stages
 from failslow.errors import ConfigError
 
 
@@ -53,3 +53,11 @@ def test_infinity_is_refused_from_the_command_line_and_the_environment() -> None
         load_config("detect", DetectConfig, arguments={"min_duration_s": float("inf")}, environ={})
     with pytest.raises(ConfigError, match=r"'inf' from \$FAILSLOW_DETECT_MIN_DURATION_S"):
         load_config("detect", DetectConfig, environ={"FAILSLOW_DETECT_MIN_DURATION_S": "inf"})
+
+
+def test_a_live_jobs_mode_has_a_short_name_that_outranks_the_long_one() -> None:
+    environ = {"FAILSLOW_DECIDE_MODE": "auto", "FAILSLOW_MODE": "advise"}
+    assert load_decide(environ).mode == "advise"
+    assert load_decide(environ | {"FAILSLOW_MODE": ""}).mode == "auto"
+    with pytest.raises(ConfigError, match=r"mode = 'foo' from \$FAILSLOW_MODE: "):
+        load_decide(environ | {"FAILSLOW_MODE": "foo"})

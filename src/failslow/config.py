@@ -35,7 +35,9 @@ __all__ = [
     "StageConfig",
     "TelemetryConfig",
     "TrackConfig",
+    "check_settings",
     "load_config",
+    "load_decide",
     "stages",
 ]
 
@@ -201,6 +203,8 @@ class DecideConfig(StageConfig):
     """Verdicts that must name the same culprit before S4."""
     max_evictions: int = Field(1, ge=0)
     """Hosts a job may lose to S4 altogether."""
+    spares: int = Field(0, ge=0)
+    """Hosts that wait to take the place of one lost to S4."""
     max_failures: int = Field(2, ge=1)
     """A level is given up for the culprits of the time after so many failures."""
     trust: float = Field(1.0, gt=0.0, le=1.0)
@@ -226,9 +230,11 @@ def load_config(
     arguments: Mapping[str, Any] | None = None,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    short: Mapping[str, str] | None = None,
 ) -> C:
     """Settings of `stage` from arguments (None = not given), environment, file and defaults.
 
+    short: variables of the environment that outrank a setting's usual one, by its name.
     Raises ConfigError naming the setting, its value and where it came from.
     """
     environ = os.environ if environ is None else environ
@@ -242,6 +248,9 @@ def load_config(
     for name in cls.model_fields:
         variable = f"FAILSLOW_{stage}_{name}".upper()
         if variable in environ:
+            values[name], origin[name] = environ[variable], f"${variable}"
+    for name, variable in (short or {}).items():
+        if environ.get(variable):
             values[name], origin[name] = environ[variable], f"${variable}"
     for name, value in (arguments or {}).items():
         if value is not None:
@@ -257,6 +266,18 @@ def load_config(
         message = first["msg"].removeprefix("Value error, ")
         given = f"{name} = {values[name]!r} " if name in values else ""
         raise ConfigError(f"{given}from {where}: {message}") from None
+
+
+def load_decide(environ: Mapping[str, str]) -> DecideConfig:
+    """Of a live job: FAILSLOW_MODE is short for FAILSLOW_DECIDE_MODE. Raises ConfigError."""
+    return load_config("decide", DecideConfig, environ=environ, short={"mode": "FAILSLOW_MODE"})
+
+
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where agents and controller of a job would refuse their settings."""
+    load_decide(environ)
+    for stage, cls in stages().items():
+        load_config(stage, cls, environ=environ)
 
 
 def stages() -> dict[str, type[StageConfig]]:

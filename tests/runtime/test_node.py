@@ -17,7 +17,7 @@ from tests.transport.servers import until
 
 from failslow.capture.layout import CALL, NO_GROUP, OPTIMIZER_STEP
 from failslow.capture.ring import RingWriter, find_rings
-from failslow.config import RuntimeConfig, TrackConfig
+from failslow.config import RuntimeConfig, TrackConfig, stages
 from failslow.errors import MessageTooLargeError
 from failslow.journal import JournalWriter, decode_entry, read_journal
 from failslow.pipeline import Order, Pipeline, WorkerSamples, Write
@@ -27,7 +27,7 @@ from failslow.runtime.bus import Bus
 from failslow.runtime.controller import Controller, SteadyClock, read_tail
 from failslow.runtime.duties import Duty
 from failslow.runtime.duty_pause import PauseDuty
-from failslow.runtime.launch import _Supervisor, launch
+from failslow.runtime.launch import _SETTINGS, _Supervisor, launch
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import NodeWatch
 from failslow.runtime.supervise import worker_lives
@@ -395,7 +395,8 @@ def test_a_launch_takes_no_time_and_leaves_the_trainer_no_child(tmp_path: Path) 
         said, took_s, modules = json.loads(process.stdout.readline())
         assert said == [True, False, "no child"]
         assert took_s < 2.0  # a few ms; the machine may be busy
-        assert modules == []
+        # what checks settings takes its time: only where there are any
+        assert modules == (["pydantic"] if AT_ONCE else [])
         lock = tmp_path / f"failslow-{os.getuid()}-launched.run" / "controller.lock"
         until(lambda: lock.exists() and lock.read_text(), 60.0)
         first_taken = Path(f"/proc/{int(lock.read_text())}/oom_score_adj")
@@ -428,6 +429,39 @@ def test_only_the_first_worker_of_a_node_launches(
     environ = {"RANK": "1", "FAILSLOW_CAPTURE_FOLDER": str(tmp_path), **variables}
     assert not launch(environ)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        (("FAILSLOW_MODE", "foo"), "the job is not watched: mode = 'foo' from $FAILSLOW_MODE: "),
+        (("FAILSLOW_CONFIG", "bad.toml"), "the job is not watched: cannot read the settings file "),
+        (("FAILSLOW_DETECT_MIN_SLOWDOWN", "1.2"), ""),
+    ],
+)
+def test_a_trainer_whose_settings_nobody_can_use_says_so_and_goes_on(
+    variable: tuple[str, str],
+    said: str,
+    tmp_path: Path,
+    started: list[list[str]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bad.toml").write_text("[detect\n")
+    name, value = variable
+    if name == "FAILSLOW_CONFIG":
+        value = str(tmp_path / value)
+    environ = {"RANK": "0", "FAILSLOW_CAPTURE_FOLDER": str(tmp_path), name: value}
+    assert launch(environ)
+    assert len(started) == 1, "its controller leaves word in the journal"
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == bool(said)
+    assert all(line.startswith(f"failslow: {said}") for line in lines)
+
+
+def test_the_settings_a_trainer_has_checked_are_those_of_all_stages() -> None:
+    assert set(_SETTINGS) == {"FAILSLOW_CONFIG", "FAILSLOW_MODE"} | {
+        f"FAILSLOW_{stage.upper()}_" for stage in stages()
+    }
 
 
 def test_a_job_started_from_a_worker_of_another_one_launches_its_own(

@@ -152,7 +152,33 @@ def test_a_folder_that_cannot_be_made_costs_the_watching_and_not_the_job(tmp_pat
     (tmp_path / "failslow-runs").touch()
     done = run("sh", "-c", "echo trained", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert "no token for several nodes" in done.stderr
+    assert done.stderr.startswith("not watched: failslow-runs cannot be made: File exists; ")
+    assert "watching" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "says"),
+    [
+        (["--config", "bad.toml"], {}, "cannot read the settings file "),
+        (["--config", "typo.toml"], {}, "min_slowdwn = 1.2 from [detect] in "),
+        ([], {"FAILSLOW_CONFIG": "typo.toml"}, "min_slowdwn = 1.2 from [detect] in typo.toml"),
+        ([], {"FAILSLOW_MODE": "foo"}, "mode = 'foo' from $FAILSLOW_MODE: Input should be"),
+        ([], {"FAILSLOW_TRANSPORT": "http://x"}, "FAILSLOW_TRANSPORT=http://x has no known scheme"),
+        (["--dir", "/proc/x"], {}, "--dir /proc/x: cannot be made: No such file or directory; "),
+        (["--dir", "bad.toml"], {}, "--dir bad.toml: is a file; name a folder"),
+        ([], {"FAILSLOW_DIR": "bad.toml/x"}, "FAILSLOW_DIR=bad.toml/x: cannot be made: Not a dir"),
+    ],
+)
+def test_a_job_whose_settings_or_folder_nobody_could_use_does_not_begin(
+    arguments: list[str], environ: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.toml").write_text("[detect\n")
+    (tmp_path / "typo.toml").write_text("[detect]\nmin_slowdwn = 1.2\n")
+    done = run(*arguments, "--", "touch", "began", cwd=tmp_path, **environ)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"failslow: {says}")
+    assert not (tmp_path / "began").exists()
 
 
 def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def run(
     Several nodes need one token. It is kept beside the journals: where that folder is not shared,
     set FAILSLOW_TOKEN. Exit code: that of CMD; 127 when there is no such command.
     """
+    from failslow.config import check_settings
+
     given = {
         "FAILSLOW_JOB": job,
         "FAILSLOW_DIR": None if folder is None else str(folder),
@@ -135,12 +137,16 @@ def run(
         raise ConfigError(f"--slurm {slurm} without --restarts does nothing; add --restarts 1")
     environ = {**os.environ, "FAILSLOW": "1"}
     environ |= {name: value for name, value in given.items() if value is not None}
-    shared = Path(environ["FAILSLOW_DIR"]) if environ.get("FAILSLOW_DIR") else Path("failslow-runs")
-    if not environ.get("FAILSLOW_DIR"):
+    check_settings(environ)
+    _address(environ.get("FAILSLOW_TRANSPORT") or None, "FAILSLOW_TRANSPORT=")
+    if named := environ.get("FAILSLOW_DIR"):
+        _make(Path(named), "FAILSLOW_DIR=" if folder is None else "--dir ")
+    shared = Path(named or "failslow-runs")
+    if not named:
         environ["FAILSLOW_DIR"] = str(shared / _run_name(command, environ))
     environ["FAILSLOW_DIR"] = str(Path(environ["FAILSLOW_DIR"]).absolute())
-    _share_token(environ, shared)
-    if not quiet:
+    has_folder = _share_token(environ, shared)
+    if not quiet and has_folder:
         journal = os.path.relpath(Path(environ["FAILSLOW_DIR"]) / "journal.jsonl")
         note(f"watching; the journal will be {journal}")
         _say_capture(environ)
@@ -168,17 +174,28 @@ def _run_name(command: Sequence[str], environ: Mapping[str, str]) -> str:
     return f"{name}-{number}"
 
 
-def _share_token(environ: dict[str, str], folder: Path) -> None:
-    """One token for all nodes that share the folder; where it cannot be kept, none."""
+def _share_token(environ: dict[str, str], folder: Path) -> bool:
+    """One token for all nodes that share the folder; where it cannot be kept, none.
+
+    False: nobody asked for that folder, and it cannot be had: that costs the watching, not the job.
+    """
     from failslow.runtime.security import load_token
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        note(
+            f"not watched: {folder} cannot be made: {error.strerror or error}; name another "
+            "folder with --dir"
+        )
+        return False
+    try:
         environ["FAILSLOW_TOKEN"] = load_token(environ, folder / ".token")
     except (OSError, ConfigError) as error:
         if environ.get("FAILSLOW_TOKEN"):
             raise ConfigError(str(error)) from None
         note(f"no token for several nodes: {error}")
+    return True
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str], limit: int) -> int:
@@ -248,11 +265,25 @@ def _one_of(name: str, value: str | None, allowed: Sequence[str]) -> str | None:
     return value
 
 
-def _address(url: str | None) -> str | None:
+def _make(folder: Path, source: str) -> None:
+    """The folder somebody named, before a job begins whose journal could not be kept."""
+    why = "is no folder that this user can write to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        why = "is a file"
+    except OSError as error:
+        why = f"cannot be made: {error.strerror or error}"
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+    raise ConfigError(f"{source}{folder}: {why}; name a folder for the journal that can be written")
+
+
+def _address(url: str | None, source: str = "--transport ") -> str | None:
     if url is not None and url.partition("://")[0] not in _SCHEMES:
         raise ConfigError(
-            f"--transport {url!r} has no known scheme; write tcpstore://HOST:PORT or "
-            "redis://HOST:PORT"
+            f"{source}{url} has no known scheme; write tcpstore://HOST:PORT or redis://HOST:PORT"
         )
     return url
 

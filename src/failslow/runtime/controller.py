@@ -22,7 +22,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from failslow.capture.origin import worker_lives
-from failslow.config import DecideConfig, DetectConfig, LocalizeConfig, RuntimeConfig, load_config
+from failslow.config import DetectConfig, LocalizeConfig, RuntimeConfig, load_config, load_decide
 from failslow.errors import (
     ConfigError,
     FailslowError,
@@ -225,8 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runtime = load_config("runtime", RuntimeConfig, environ=environ)
         detect = load_config("detect", DetectConfig, environ=environ)
-        mode = {"mode": environ.get("FAILSLOW_MODE") or None}
-        decide = load_config("decide", DecideConfig, arguments=mode, environ=environ)
+        decide = load_decide(environ)
         localize = load_config("localize", LocalizeConfig, environ=environ)
         allocation = _allocation(environ)
         folder = RunFolder.given(environ)

@@ -47,6 +47,10 @@ _SPAWN_S = 5.0
 _FREE, _FREE_AT_FIRST = 2, 12
 """Looks in a row that find nobody before it is started again; at first, or just after that."""
 _MOST_OF_A_NAME = 16
+_SETTINGS = (
+    "FAILSLOW_CONFIG", "FAILSLOW_DECIDE_", "FAILSLOW_DETECT_", "FAILSLOW_LOCALIZE_",
+    "FAILSLOW_MODE", "FAILSLOW_RUNTIME_", "FAILSLOW_TELEMETRY_", "FAILSLOW_TRACK_",
+)  # fmt: skip
 _PATHS = ("FAILSLOW_CONFIG", "FAILSLOW_CAPTURE_FOLDER", "FAILSLOW_DIR")
 
 
@@ -170,6 +174,7 @@ def launch(
     arguments = ["--worker", worker, "--launch", started]
     if environ.get("RANK", "0") == "0":
         arguments.append("--controller")
+        _warn(environ)
     supervisor = _Supervisor(
         command=(sys.executable, "-m", "failslow.runtime.supervise", *arguments),
         folder=folder,
@@ -182,6 +187,18 @@ def launch(
         run.tidy(leaving=worker)
         raise
     return Keeper(supervisor, run.path)
+
+
+def _warn(environ: Mapping[str, str]) -> None:
+    """Say that the controller will refuse its settings: its journal says so too, to who looks."""
+    if not any(name.startswith(_SETTINGS) for name in environ):
+        return
+    try:
+        from failslow.config import check_settings  # takes a tenth of a second
+
+        check_settings(environ)
+    except Exception as error:  # even without what reads settings the training must go on
+        say(f"the job is not watched: {error}")
 
 
 def _is_its_own(job: str, environ: Mapping[str, str]) -> bool:
