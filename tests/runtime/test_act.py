@@ -124,11 +124,22 @@ def test_the_command_tells_what_was_decided(
     assert answer["reason"] == "S2 was asked for"
 
 
+@pytest.mark.parametrize(
+    ("action", "said"), [("obey", "taken: S2 was asked"), ("stay", "refused: S2 was asked")]
+)
+def test_a_person_is_told_whether_the_order_was_taken(run: Path, action: str, said: str) -> None:
+    thread = controller(run, decided(action))
+    result = CliRunner().invoke(app, ["act", "S2", str(run)])
+    thread.join()
+    assert result.stderr.startswith(said)
+
+
 def test_without_a_fault_there_is_nothing_to_do(run: Path) -> None:
     thread = controller(run, None)
     result = CliRunner().invoke(app, ["act", "resume", str(run)])
     thread.join()
     assert result.exit_code == 1
+    assert result.stderr.startswith("refused: ")
     assert "nothing to do" in result.stderr
 
 

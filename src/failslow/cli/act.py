@@ -1,7 +1,7 @@
 """`failslow act`: tell a watched job what to do about its fail-slow.
 
 $ failslow act S2
-failslow: taken: goes to S2: S2 was asked for; micro-batches [9, 5, 9, 9]
+taken: goes to S2: S2 was asked for; micro-batches [9, 5, 9, 9]
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def act(
         raise InputError(f"{order!r} is no order; use one of {', '.join(ORDERS)}")
     place = find_run(run, os.environ)
     # whoever may not look into the folder is told so when the order is to be left there
-    known = place is not None and (not os.access(place.folder, os.X_OK) or place.journal.exists())
+    known = place is not None and (not os.access(place.folder, os.X_OK) or place.has_journal)
     if place is None or not known:
         raise InputError(
             f"no watched job at {run or 'failslow-runs/'}; name the folder of its run, or start "
@@ -90,7 +90,7 @@ def act(
 
         emit(dumps({"schema": "failslow.act/1", "order": wanted, **answer}) + "\n")
     else:
-        note(f"taken: {answer['reason']}")
+        note(f"{'taken' if answer['followed'] else 'refused'}: {answer['reason']}")
     if not answer["followed"]:
         raise typer.Exit(1)
 
