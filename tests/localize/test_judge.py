@@ -212,7 +212,7 @@ def test_only_devices_of_the_same_model_compare() -> None:
 def test_nothing_found_says_what_was_looked_at() -> None:
     found = verdict(job(4, 2))
     assert found.findings == ()
-    assert found.note == ("nothing found: 8 devices, 4 hosts and 8 links are as fast as their like")
+    assert found.note == "8 devices, 4 hosts and 8 links are as fast as their like"
     assert judge([], [], [], episode="e").note == "nothing was measured"
     broken: list[dict[str, Any]] = [
         {"do": "gemm", "rank": 0, "error": "no memory"},

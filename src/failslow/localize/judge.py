@@ -98,7 +98,7 @@ def _nothing(case: _Case, links: LinkJudge) -> str:
     if not (case.devices_measured or case.hosts_measured or links.measured):
         return "nothing was measured"
     return (
-        f"nothing found: {case.devices_measured} devices, {case.hosts_measured} hosts and "
+        f"{case.devices_measured} devices, {case.hosts_measured} hosts and "
         f"{links.measured} links are as fast as their like"
     )
 
