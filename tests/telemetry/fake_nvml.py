@@ -42,6 +42,8 @@ class FakeGpu:
     pids: Sequence[int] = ()
     id: str = "GPU-5fd4f087-86f3-5d43-b01a-e80dc5ab7ee2"
     lost: bool = False
+    parts: Sequence[str] = ()
+    """UUIDs of its MIG devices."""
 
 
 class FakeNvml:
@@ -96,8 +98,13 @@ class FakeNvml:
             raise NVMLError(15, "GPU is lost")
         return self.gpus[index]
 
-    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
-        return handle.id
+    def nvmlDeviceGetUUID(self, handle: FakeGpu | str) -> str:
+        return handle if isinstance(handle, str) else handle.id
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeGpu, index: int) -> str:
+        if index >= len(device.parts):
+            raise NVMLError(6, "Not Found")
+        return device.parts[index]
 
     def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
         return handle.name

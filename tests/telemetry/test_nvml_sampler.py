@@ -78,12 +78,13 @@ def test_a_gpus_state_is_told_with_its_limits() -> None:
 def test_workers_whose_processes_a_container_hides_are_known_by_the_gpu_they_told() -> None:
     """Without, a verdict on a GPU in a container lacked all that NVML knows of it."""
     gpus = [FakeGpu(id=f"GPU-{i}", pids=(99_000 + i,)) for i in range(3)]
-    told = {4: "GPU-1", 5: "GPU-2", 6: ""}
+    gpus.append(FakeGpu(id="GPU-3", parts=("MIG-3a", "MIG-3b")))
+    told = {4: "GPU-1", 5: "GPU-2", 6: "", 7: "GPU-3b"}  # to CUDA its part is a GPU
     sampler = NvmlSampler(
-        lambda: {4: 17, 5: 18, 6: 19}, devices=lambda: told, load=lambda: FakeNvml(*gpus)
+        lambda: {4: 17, 5: 18, 6: 19, 7: 20}, devices=lambda: told, load=lambda: FakeNvml(*gpus)
     )
     sampler.sample(0.0)
-    assert sampler.ranks == {0: [], 1: [4], 2: [5]}
+    assert sampler.ranks == {0: [], 1: [4], 2: [5], 3: [7]}
 
 
 def test_a_gpu_that_is_lost_costs_only_its_own_numbers() -> None:

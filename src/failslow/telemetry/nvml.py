@@ -30,6 +30,8 @@ _REASONS = {
 }
 """Bits of the clocks' event reasons; "GpuIdle" slows nobody."""
 _KIB = 1024
+_MOST_PARTS = 7
+"""Into which MIG may cut a GPU."""
 _FIELDS = {
     "pcie_replays": ("NVML_FI_DEV_PCIE_REPLAY_COUNTER", 1),
     "pcie_tx_bytes": ("NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 1),
@@ -62,8 +64,8 @@ class Gpu:
     index: int
     handle: Any
     name: str
-    id: str = ""
-    """Its UUID; "" unknown."""
+    ids: frozenset[str] = frozenset()
+    """Its UUID and those of the parts MIG has made of it, without "GPU-" and "MIG-"."""
 
 
 class NvmlSampler:
@@ -127,14 +129,21 @@ class NvmlSampler:
 
     def _find(self, index: int) -> Gpu | None:
         """None for one that has fallen off its bus: the others still tell."""
-        nvml, id = self._nvml, ""
+        nvml = self._nvml
         with suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = _text(nvml.nvmlDeviceGetName(handle))
-            with suppress(nvml.NVMLError):
-                id = _text(nvml.nvmlDeviceGetUUID(handle))
-            return Gpu(index, handle, name, id)
+            return Gpu(index, handle, name, frozenset(self._ids(handle)))
         return None
+
+    def _ids(self, handle: Any) -> Iterator[str]:
+        nvml = self._nvml
+        with suppress(nvml.NVMLError):
+            yield _bare(_text(nvml.nvmlDeviceGetUUID(handle)))
+        for part in range(_MOST_PARTS):
+            with suppress(nvml.NVMLError):
+                mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
+                yield _bare(_text(nvml.nvmlDeviceGetUUID(mig)))
 
     def _of(self, gpu: Gpu, now_s: float) -> Iterator[tuple[str, float]]:
         nvml, handle = self._nvml, gpu.handle
@@ -196,7 +205,7 @@ class NvmlSampler:
         return () if rate is None else ((f"{name}_per_s", rate),)
 
     def _find_ranks(self, gpu: Gpu) -> None:
-        found = {rank for rank, id in self._devices().items() if id and id == gpu.id}
+        found = {rank for rank, id in self._devices().items() if id and _bare(id) in gpu.ids}
         pids = {pid: rank for rank, pid in self._workers().items()}
         with suppress(self._nvml.NVMLError):
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle)
@@ -218,6 +227,14 @@ def _number(nvml: Any, answer: Any) -> float:
         if answer.valueType == getattr(nvml, f"NVML_VALUE_TYPE_{kind}", None):
             return float(getattr(answer.value, member))
     raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _bare(id: str) -> str:
+    """
+    >>> _bare("GPU-5fd4f087-86f3"), _bare("MIG-5fd4f087-86f3")
+    ('5fd4f087-86f3', '5fd4f087-86f3')
+    """
+    return id.partition("-")[2]
 
 
 def _text(name: str | bytes) -> str:
