@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from failslow.errors import MoveError
@@ -100,6 +101,8 @@ def pack(state: Any) -> Packed:
 
 
 def _encode(value: Any, path: str, packing: _Packing) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()  # a learning rate that numpy computed is a number like any other
     if value is None or type(value) in _SCALARS:
         return value
     if isinstance(value, torch.Tensor):

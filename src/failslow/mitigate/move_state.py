@@ -7,8 +7,13 @@ same model and optimizer elsewhere going on exactly where it left off:
     …                                     # moved; model and optimizer of the new place are built
     put_state(moved.state, stage, optimizer)
     put_rng(moved.state["extras"]["rng"], device)
-    # {"tensors":{"layers.0.weight":…},"optimizer":[{"step":…,"exp_avg":…},…],
+    # {"tensors":{"layers.0.weight":…},"buffers":[["norm.mean",true]],
+    #  "optimizer":[{"step":…,"exp_avg":…},…],"masters":[null,…],"shared":{},
     #  "groups":[{"lr":0.001,…}],"extras":{"rng":{"torch":…},"sampler":17}}
+
+What an optimizer holds beside the model's parameters goes along: copies in single precision that it
+steps instead (`masters`), and state that is of no parameter (`shared`). A buffer that a model makes
+in its forward pass is given to the new one.
 
 Random numbers belong to the place as well: a replica's dropout must not depend on which machine
 runs it. DTensors are handed over as their local parts.
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,6 +41,7 @@ def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any
     The optimizer is described in the order of its parameters, which the new place's must share.
     """
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    of_model = {id(p) for p in model.parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     groups = [
         {key: value for key, value in group.items() if key != "params"}
@@ -42,6 +49,15 @@ def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any
     ]
     return {
         "tensors": {name: _local(tensor.detach()) for name, tensor in own.items()},
+        "buffers": [
+            [f"{path}.{name}" if path else name, name not in module._non_persistent_buffers_set]
+            for path, module in model.named_modules()
+            for name in module._buffers
+        ],
+        "masters": [None if id(p) in of_model else _local(p.detach()) for p in parameters],
+        "shared": {
+            key: value for key, value in optimizer.state.items() if not torch.is_tensor(key)
+        },
         "optimizer": [
             {key: _local(value) for key, value in optimizer.state.get(p, {}).items()}
             for p in parameters
@@ -58,18 +74,24 @@ def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim
 
     Raises MoveError where they are not those of that place: other names, shapes, or numbers.
     """
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    _make_buffers(state, model)
+    of_model = {id(p) for p in model.parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    _same("tensors of the model", sorted(own), sorted(state["tensors"]))
+    named: dict[str, torch.Tensor] = dict(model.named_parameters())
+    theirs = sorted(set(state["tensors"]) - {name for name, _ in state["buffers"]})
+    _same("parameters of the model", sorted(named), theirs)
     _same("parameters of the optimizer", len(parameters), len(state["optimizer"]))
     _same("groups of the optimizer", len(optimizer.param_groups), len(state["groups"]))
-    for name, tensor in own.items():
-        here, there = _local(tensor), state["tensors"][name]
-        _same(f"shape of {name}", tuple(here.shape), tuple(there.shape))
-        if here is tensor and here.dtype == there.dtype and here.device == there.device:
-            tensor.data = there  # what was received is the model's memory from now on
-        else:
-            here.copy_(there)
+    beside = [id(p) not in of_model for p in parameters]
+    _same("copies the optimizer holds", beside, [m is not None for m in state["masters"]])
+    named |= {n: b for n, b in model.named_buffers() if n in state["tensors"]}
+    for name, tensor in named.items():
+        _become(name, tensor, state["tensors"][name])
+    for number, (parameter, there) in enumerate(zip(parameters, state["masters"], strict=True)):
+        if there is not None:
+            _become(f"copy {number} of the optimizer", parameter, there)
+    for key, value in state["shared"].items():
+        optimizer.state[key] = value
     for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(values)
     for parameter, values in zip(parameters, state["optimizer"], strict=True):
@@ -77,6 +99,27 @@ def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim
             optimizer.state[parameter] = {
                 key: _like(parameter, value) for key, value in values.items()
             }
+
+
+def _become(name: str, tensor: torch.Tensor, there: torch.Tensor) -> None:
+    here = _local(tensor)
+    _same(f"shape of {name}", tuple(here.shape), tuple(there.shape))
+    if here is tensor and here.dtype == there.dtype and here.device == there.device:
+        tensor.data = there  # what was received is the model's memory from now on
+    else:
+        here.copy_(there)
+
+
+def _make_buffers(state: Mapping[str, Any], model: nn.Module) -> None:
+    """Those the old model had made by itself, where the new one has a place for them."""
+    known = {name for name, _ in model.named_buffers()}
+    modules = dict(model.named_modules())
+    for name, persistent in state["buffers"]:
+        path, _, last = name.rpartition(".")
+        module, buffer = modules.get(path), state["tensors"].get(name)
+        if name not in known and module is not None and buffer is not None:
+            with suppress(KeyError):  # it is another attribute there: the model makes its own
+                module.register_buffer(last, buffer, persistent=persistent)
 
 
 def _same(what: str, here: object, there: object) -> None:
