@@ -4,10 +4,11 @@ In: the command of `failslow run --restarts`. Out: variables for it, which its w
 there what speaks against a restart:
 
     launched(["torchrun", "--nnodes", "6:8", "--rdzv-endpoint", "gpu-1:29400", "train.py"], {})
-    # on gpu-1: {"FAILSLOW_LAUNCHER": "gpu-1", "FAILSLOW_MEETS": "gpu-1:29400"}
-    # on gpu-2: {"FAILSLOW_LAUNCHER": "gpu-2", "FAILSLOW_MEETS": ""}
+    # on gpu-1: {"FAILSLOW_LAUNCHER": "gpu-1", "FAILSLOW_MEETS": "gpu-1:29400", …}
+    # on gpu-2: {"FAILSLOW_LAUNCHER": "gpu-2", "FAILSLOW_MEETS": "", "FAILSLOW_NEEDS": "6"}
     against(os.environ)      # "" nothing
     meets_here(os.environ)   # True on gpu-1: the others could not start without it
+    least_hosts(os.environ)  # 6
 
 A job that saved itself and then cannot start is worse off than a slow one: all of this is known
 before it is saved. Standard library and psutil only.
@@ -24,10 +25,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
-__all__ = ["against", "launched", "meets_here", "needed_nodes"]
+__all__ = ["against", "launched", "least_hosts", "meets_here", "needed_nodes"]
 
-_LAUNCHER, _MEETS = "FAILSLOW_LAUNCHER", "FAILSLOW_MEETS"
+_LAUNCHER, _MEETS, _NEEDS = "FAILSLOW_LAUNCHER", "FAILSLOW_MEETS", "FAILSLOW_NEEDS"
 _ANYWHERE = "*"
+_NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 def launched(
@@ -38,10 +40,15 @@ def launched(
     requeued: a scheduler would, on whatever hosts.
     """
     if requeued:
-        return {_LAUNCHER: _ANYWHERE, _MEETS: ""}
+        return {_LAUNCHER: _ANYWHERE, _MEETS: "", _NEEDS: "0"}
     place = _option(command, "rdzv-endpoint") or _option(command, "master-addr")
     place = place or environ.get("PET_RDZV_ENDPOINT") or environ.get("PET_MASTER_ADDR") or ""
-    return {_LAUNCHER: socket.gethostname(), _MEETS: place if _is_here(place) else ""}
+    least = (_option(command, "nnodes") or environ.get("PET_NNODES") or "1").partition(":")[0]
+    return {
+        _LAUNCHER: socket.gethostname(),
+        _MEETS: place if _is_here(place) else "",
+        _NEEDS: least if _NUMBER.fullmatch(least) else "1",
+    }
 
 
 def against(environ: Mapping[str, str]) -> str:
@@ -60,6 +67,12 @@ def against(environ: Mapping[str, str]) -> str:
 def meets_here(environ: Mapping[str, str]) -> bool:
     """Whether this worker's host is where the others meet to start again."""
     return bool(environ.get(_MEETS))
+
+
+def least_hosts(environ: Mapping[str, str]) -> int:
+    """Of how many hosts at least this worker's job can start again; 0: others are found for it."""
+    told = environ.get(_NEEDS, "")
+    return int(told) if _NUMBER.fullmatch(told) else 1
 
 
 def needed_nodes(command: Sequence[str]) -> int:

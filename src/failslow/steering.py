@@ -152,6 +152,8 @@ class JobFacts:
     """Why the job cannot be restarted ("no checkpoint callback"); "" = it can."""
     meeting: tuple[int, ...] = ()
     """Ranks on the host where all meet to start again: without it they could not."""
+    least_hosts: int = 1
+    """Fewest hosts the job can start again on; 0: a scheduler finds others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

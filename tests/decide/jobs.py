@@ -65,7 +65,7 @@ class Shares:
                 share=share,
                 plan=Plan(
                     level=level,
-                    predicted_slowdown=1.1,
+                    predicted_slowdown=1.0 if level == "S4" else 1.1,
                     microbatches=(5, 11) if level == "S2" else (),
                     placement=(1, 0) if level == "S3" else (),
                     evict=("gpu-1",) if level == "S4" else (),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.decide.jobs import device, facts, link, settings
 
@@ -151,6 +153,30 @@ def test_host_where_all_meet_to_start_again_is_not_left_out() -> None:
         assert not refused.applicable
         assert refused.plan is None  # nor may a person order it
         assert refused.reason == f"all meet at the host of {culprits[-1].key} to start again"
+
+
+def test_no_restart_is_planned_that_would_find_too_few_hosts() -> None:
+    alone = facts(hosts=("gpu-0",) * 4)
+    refused = assess(alone, device(1, host="gpu-0"))["S4"]
+    assert refused.plan is None  # nor may a person order it
+    assert refused.reason == "the job has no host but gpu-0 to start again on"
+    assert assess(replace(alone, least_hosts=0), device(1, host="gpu-0"))["S4"].applicable
+    fixed = facts(least_hosts=4)
+    refused = assess(fixed, device(1))["S4"]
+    assert "it has 3 hosts and its launcher needs 4" in refused.reason
+
+    def spared(evictions: int) -> Assessment:
+        planner = LayoutPlanner(fixed, settings(spares=1), evictions=evictions)
+        return planner.assess((device(1),), planner.initial())[2]
+
+    assert spared(0).applicable
+    assert not spared(1).applicable  # it took the place of the first
+
+
+def test_fewer_hosts_have_more_to_do_each() -> None:
+    found = assess(facts(), device(1), link("gpu-3", "gpu-0"))["S4"].plan
+    assert found is not None
+    assert found.predicted_slowdown == pytest.approx(4 / 2, rel=0.1)
 
 
 def test_job_that_nothing_steers_can_only_be_restarted() -> None:

@@ -117,7 +117,7 @@ def test_restart_is_advised_again_when_another_culprit_joins() -> None:
 
 
 def test_where_a_restart_is_closed_for_more_culprits_the_level_below_is_advised() -> None:
-    planner = LayoutPlanner(facts(), settings())
+    planner = LayoutPlanner(facts(), settings(spares=2))
     job = Job(planner, mode="advise", max_evictions=1, restart_cost_s=20.0)
     job.slow(0.0)
     job.at(5000.0, verdict(device(1)))

@@ -252,9 +252,10 @@ def test_whether_the_job_could_start_again_is_told(
 
     monkeypatch.delenv("FAILSLOW_LAUNCHER", raising=False)
     assert "start it by failslow run --restarts" in facts().no_restart
-    for name, value in launched(["torchrun", "--master-addr", "localhost"], {}).items():
+    command = ["torchrun", "--nnodes", "2:3", "--master-addr", "localhost"]
+    for name, value in launched(command, {}).items():
         monkeypatch.setenv(name, value)
-    assert (facts().no_restart, facts().meeting) == ("", (0,))
+    assert (facts().no_restart, facts().meeting, facts().least_hosts) == ("", (0,), 2)
     monkeypatch.setenv("FAILSLOW_MEETS", "")
     assert facts().meeting == ()
 

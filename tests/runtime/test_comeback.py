@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from failslow.comeback import against, launched, meets_here, needed_nodes
+from failslow.comeback import against, launched, least_hosts, meets_here, needed_nodes
 
 HOST = socket.gethostname()
 TORCHRUN = ("torchrun", "--nnodes", "6:8", "--rdzv-backend", "c10d")
@@ -54,6 +54,23 @@ def test_a_job_that_nobody_would_start_again_as_meant_is_known() -> None:
     requeued = launched(["srun", "python", "train.py"], {}, requeued=True)
     assert against(requeued) == ""
     assert not meets_here(requeued)
+    assert least_hosts(requeued) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "least"),
+    [
+        ((*TORCHRUN, "train.py"), {}, 6),
+        (("torchrun", "--nnodes=8", "train.py"), {}, 8),
+        (("torchrun", "train.py"), {"PET_NNODES": "2:4"}, 2),
+        (("torchrun", "--nproc-per-node", "4", "train.py"), {}, 1),
+        (("torchrun", "--nnodes", "$N", "train.py"), {}, 1),
+    ],
+)
+def test_the_fewest_hosts_a_launcher_starts_on_are_known(
+    command: tuple[str, ...], environ: dict[str, str], least: int
+) -> None:
+    assert least_hosts(launched(command, environ)) == least
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,9 @@ def test_a_person_may_take_over_and_hand_back() -> None:
     assert levels(job)[-1] == ("obey", "S2")
 
 
-def slow_host(job: Steered) -> None:
+def slow_host(job: Steered, **facts: Any) -> None:
     """One replica is so slow that only leaving its host out helps."""
-    job.facts(no_redistribution="FSDP shard axis", no_restart="")
+    job.facts(no_redistribution="FSDP shard axis", no_restart="", **facts)
     job.train(100)
     job.slow[2] = 2.0
     job.train(40)

@@ -99,6 +99,18 @@ def test_the_last_node_of_a_job_is_left_only_where_a_scheduler_finds_others(
     }
 
 
+def test_the_only_host_of_a_job_is_not_even_planned_to_be_left_out() -> None:
+    job = steered(allow_restart=True, restart_cost_s=1.0, confirmations=1)
+    slow_host(job, hosts=["vm"] * 4)
+    job.accuse(2, 2.0)
+    job.train(100)
+    job.give(Report(node="cli", topic="act", body={"order": "S4"}))
+    assert "S4" not in {level for _, level in levels(job)}
+    asked = job.said("decision")[-1].record
+    assert asked.reason == ("S4 was asked for, but the job has no host but vm to start again on")
+    assert job.said("outcome") == []
+
+
 # -- what an earlier controller ordered ------------------------------------------------------------
 
 

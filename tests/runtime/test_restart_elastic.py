@@ -40,6 +40,7 @@ def _job(folder: Path, *, nodes: str, hosts: int, spare: str = "") -> Iterator[E
         pytest.skip(reason)
     with TestBed(nodes=hosts, folder=folder) as bed:
         environ = {"FAILSLOW_DIR": str(folder / "run"), "NODES": nodes, "SPARE": spare}
+        environ["FAILSLOW_DECIDE_SPARES"] = "1" if spare else "0"
         bed.launch(NODE, env={**SETTINGS, **environ})
         job = Elastic(bed, folder)
         until(job.is_known, 120.0)

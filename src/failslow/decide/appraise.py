@@ -158,7 +158,11 @@ class Appraiser:
         """The slowdown `level` should leave, as plans for it have kept their promises."""
         assessment = account.assessments.get(level)
         share = 0.0 if assessment is None else self._costs.share(level, assessment.share)
-        return 1.0 + (account.base - 1.0) * (1.0 - share)
+        promised = 1.0 + (account.base - 1.0) * (1.0 - share)
+        if level == "S4" and assessment is not None and assessment.plan is not None:
+            # of however slow a fault: fewer hosts have more to do each
+            return max(promised, assessment.plan.predicted_slowdown)
+        return promised
 
     def _option(self, account: Account, level: Rung, evictions: int) -> LevelOption:
         cost_s, cost_source = self._costs.cost(level)

@@ -92,8 +92,10 @@ class Planner(Protocol):
 class LayoutPlanner:
     """Plans from the job's layout. Without `facts` (nothing steers the job) only S4 is left."""
 
-    def __init__(self, facts: JobFacts | None, config: DecideConfig) -> None:
+    def __init__(self, facts: JobFacts | None, config: DecideConfig, *, evictions: int = 0) -> None:
+        """evictions: hosts lost so far; a spare one has taken the place of each, as there were."""
         self._config = config
+        self._spares = max(0, config.spares - evictions)
         self._grid = None if facts is None else _Grid(facts)
 
     def initial(self) -> InForce:
@@ -109,6 +111,8 @@ class LayoutPlanner:
             why = "nothing steers the job: it has no coordinator"
             return _refused("S2", why), _refused("S3", why), restart
         model, missing = self._grid.with_faults(findings)
+        if restart.plan is not None:
+            restart = self._grid.restart(restart.plan, findings, self._spares)
         if missing:
             why = f"{', '.join(missing)} is not in the job's grid"
             return _refused("S2", why), _refused("S3", why), restart
@@ -186,6 +190,42 @@ class _Grid:
         if name in self.host_names:
             return [self.host_names[name]]
         return sorted({int(self.model.host[self.block_of[r]]) for r in ranks if r in self.block_of})
+
+    def restart(self, plan: Plan, findings: Sequence[Finding], spares: int) -> Assessment:
+        """S4 by `plan`, if there are hosts enough, and as slow as it is with fewer of them."""
+        least, gone, left = self._hosts_left(findings)
+        if not least or not gone:
+            return Assessment(level="S4", applicable=True, share=1.0, plan=plan)
+        hosts = left + min(spares, len(gone))
+        if not hosts:
+            return _refused("S4", f"the job has no host but {', '.join(gone)} to start again on")
+        if hosts < least:
+            return _refused(
+                "S4",
+                f"without {', '.join(gone)} it has {hosts} hosts and its launcher needs {least}: "
+                "give --nnodes MIN:MAX, or [decide] spares",
+            )
+        fixed, slope = self.model.replica_costs(self.placement.T)
+        own_s = float((fixed + slope * np.array(self.even)).max())
+        whole_s = own_s + float(self.model.ring_s(self.placement).max()) + self.model.other_s
+        more = own_s / whole_s * ((left + len(gone)) / hosts - 1.0)
+        plan = replace(plan, predicted_slowdown=1.0 + more)
+        return Assessment(level="S4", applicable=True, share=1.0, plan=plan)
+
+    def _hosts_left(self, findings: Sequence[Finding]) -> tuple[int, tuple[str, ...], int]:
+        """(fewest hosts it can start on, those left out, how many others there are).
+
+        Hosts by their workers: where these are not known, none is left out.
+        """
+        of_rank = self.facts.hosts
+        ranks = {rank for finding in findings for rank in finding.ranks or finding.peer_ranks}
+        names = {of_rank[rank] for rank in ranks if rank < len(of_rank)}
+        names |= {f.host or f.peer_host for f in findings} & set(of_rank)
+        others = len({of_rank[rank] for rank in self.ranks} - names) if of_rank else 1
+        least = self.facts.least_hosts
+        if least > others + len(names):
+            least = 1  # several of its nodes are on one host
+        return least, tuple(sorted(names)), others
 
     def blocks_at(self, in_force: InForce) -> Blocks:
         """(pp, dp): the block at each place."""

@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from failslow.capture import hook
-from failslow.comeback import against, meets_here
+from failslow.comeback import against, least_hosts, meets_here
 from failslow.errors import PlanError
 from failslow.mailbox import MAX_LETTER
 from failslow.mitigate.share import Share
@@ -107,6 +107,7 @@ class Steering:
             no_topology_change=hands.no_topology_change,
             no_restart=hands.no_restart,
             meeting=self._meeting,
+            least_hosts=least_hosts(os.environ),
         )
 
     def between(self, step: int) -> None:

@@ -218,7 +218,9 @@ class Remedy:
         self._own.learn(again=again)
         if self.facts is not None and profiles:
             with suppress(PlanError):
-                self._policy.fit(LayoutPlanner(calibrate(self.facts, profiles), self._config))
+                facts = calibrate(self.facts, profiles)
+                planner = LayoutPlanner(facts, self._config, evictions=self.evictions)
+                self._policy.fit(planner)
 
     def own_slowdowns(self) -> dict[int, float]:
         """How slow each worker is by its own time per micro-batch, where that is known."""
@@ -281,7 +283,7 @@ class Remedy:
     # -- the policy --------------------------------------------------------------------------------
 
     def _make_policy(self, facts: JobFacts | None, evictions: int) -> Policy:
-        planner = LayoutPlanner(facts, self._config)
+        planner = LayoutPlanner(facts, self._config, evictions=evictions)
         self._initial = planner.initial()
         policy = Policy(planner, self._config, evictions=evictions)
         self._experience.give(policy.costs, facts)

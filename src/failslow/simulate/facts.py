@@ -30,4 +30,5 @@ def job_facts(scenario: Scenario) -> JobFacts:
         least_microbatches=w.pp if w.pp > 1 else 1,
         hosts=tuple(node_name(rank // each) for rank in range(w.ranks)),
         no_redistribution=no_split,
+        least_hosts=0,  # a spare takes the place of one that is left out
     )
