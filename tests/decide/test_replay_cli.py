@@ -128,7 +128,32 @@ def test_bad_option_is_one_line(journal: Path, arguments: list[str], told: str) 
 def test_missing_journal_is_one_line(tmp_path: Path) -> None:
     result = run(tmp_path / "none.jsonl")
     assert result.exit_code == 1
-    assert "no journal there" in result.stderr
+    assert "no watched job there" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "the journal is empty"), (b"\x00\xff\n# failslow\n", "2 lines that no journal has")],
+)
+def test_what_is_no_journal_is_one_line(content: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_bytes(content)
+    result = run(path, "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"failslow: {path}: ")
+    assert says in line
+
+
+def test_a_run_is_named_as_for_the_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "failslow-runs" / "pretrain7"
+    folder.mkdir(parents=True)
+    live(folder / "journal.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert run("pretrain7").stdout.startswith("pretrain7 · 1 fault, 6 min 40 s slow")
+    assert document("pretrain7", "--history", "pretrain7")["settings"]["trust"] == 0.5
 
 
 def test_journal_without_faults_is_fine(tmp_path: Path) -> None:

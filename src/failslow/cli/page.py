@@ -56,7 +56,10 @@ def made_at() -> str:
 
 
 def check_target(file: Path) -> None:
-    """Raises OutputError where the page would replace something else (`--html *.log`)."""
+    """Raises OutputError where the page would replace something else (`--html *.log`), or there is
+    no folder for it; asked before the work begins."""
+    if not file.parent.is_dir():
+        raise OutputError(f"{file}: cannot be written: there is no such folder; make it first")
     try:
         with file.open("rb") as old:
             begin = old.read(64).lstrip().lower() if file.is_file() else b""

@@ -7,7 +7,6 @@ $ failslow replay failslow-runs/pretrain7 --cost S3=40 --json | jq '.totals.ladd
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -25,21 +24,22 @@ __all__ = ["EXAMPLES", "replay"]
 EXAMPLES = """\
 [bold]Examples[/bold]
 
-failslow replay failslow-runs/pretrain7
+failslow replay pretrain7
 
 failslow replay journal.jsonl --policy ladder --policy clairvoyant --cost S3=40 --decisions
 
 failslow replay new/journal.jsonl --history old/journal.jsonl --trust 0.5 --json
 """
 
+_TRUST = 0.5
 _POLICIES, _JOB = "Policies", "Job, where the journal does not tell"
 
 
 def replay(
     journals: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="JOURNAL...", help="journal.jsonl of a watched job, or the folder it is in."
+            metavar="RUN", help="Folder of a watched job's run, its journal, or the job's name."
         ),
     ],
     *,
@@ -48,8 +48,8 @@ def replay(
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="recorded, wait, redistribute, restart, ladder, learned or clairvoyant; may be "
-            "repeated; all if left out.",
+            help="recorded, wait, redistribute, restart, ladder, learned or clairvoyant (the best "
+            "single level, from the onset on); may be repeated; all if left out.",
             rich_help_panel=_POLICIES,
         ),
     ] = None,
@@ -63,11 +63,11 @@ def replay(
         ),
     ] = None,
     history: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             "--history",
-            metavar="JOURNAL",
-            help="Journals to learn durations from; if left out, from the other faults given.",
+            metavar="RUN",
+            help="Runs to learn durations from; if left out, from the other faults given.",
             rich_help_panel=_POLICIES,
         ),
     ] = None,
@@ -76,8 +76,8 @@ def replay(
         typer.Option(
             "--trust",
             metavar="SHARE",
-            help="How far learned durations are believed: 1 not at all, near 0 wholly; 0.5 if "
-            "left out.",
+            help="How far the policy learned believes its durations: 1 not at all, near 0 wholly; "
+            f"{_TRUST} if neither this nor the settings say.",
             rich_help_panel=_POLICIES,
         ),
     ] = None,
@@ -133,6 +133,8 @@ def replay(
         arguments={"trust": trust, "allow_restart": allow_restart or None},
         file=config,
     )
+    if "trust" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"trust": _TRUST})
     names, costs_s = _policies(policy), _costs(cost)
     from failslow.decide import compare, learn_history
     from failslow.report.replay import ReplayedJob, replay_document, replay_view
@@ -144,7 +146,7 @@ def replay(
     jobs = []
     with progress(len(journals), enabled=not (quiet or json)) as begin:
         for path in journals:
-            begin(str(path))
+            begin(path)
             incidents = _faults(path)
             results = compare(
                 incidents,
@@ -155,7 +157,7 @@ def replay(
                 planner=_layout(path, settings) or given,
             )
             by_name = {str(name): found for name, found in results.items()}
-            jobs.append(ReplayedJob(source=str(path), incidents=tuple(incidents), results=by_name))
+            jobs.append(ReplayedJob(source=path, incidents=tuple(incidents), results=by_name))
     if json:
         from failslow.report.json import dumps
 
@@ -173,26 +175,24 @@ def replay(
             )
 
 
-def _journal(path: Path) -> Path:
-    from failslow.runtime.runs import find_run
-
-    # a folder by that path alone: none of FAILSLOW_DIR or under failslow-runs/
-    place = find_run(str(path), {}) if path.is_dir() else None
-    return place.journal if place is not None else path
-
-
-def _faults(path: Path) -> list[Incident]:
+def _faults(run: str) -> list[Incident]:
+    """Raises InputError or JournalError where there is no journal, or nothing in it."""
+    from failslow.cli.report import find_journal
     from failslow.decide import read_incidents
     from failslow.journal import read_journal
 
-    return read_incidents(read_journal(_journal(path)))
+    path, _, source = find_journal(run)
+    journal = read_journal(path)
+    journal.check(source)
+    return read_incidents(journal)
 
 
-def _layout(path: Path, settings: DecideConfig) -> LayoutPlanner | None:
+def _layout(run: str, settings: DecideConfig) -> LayoutPlanner | None:
+    from failslow.cli.report import find_journal
     from failslow.decide import LayoutPlanner, read_facts
     from failslow.journal import read_journal
 
-    facts = read_facts(read_journal(_journal(path)))
+    facts = read_facts(read_journal(find_journal(run)[0]))
     return None if facts is None else LayoutPlanner(facts, settings)
 
 

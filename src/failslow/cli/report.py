@@ -15,12 +15,13 @@ import typer
 
 from failslow.cli import options
 from failslow.cli.output import emit, emit_view, note, progress
+from failslow.cli.page import check_target
 from failslow.errors import InputError
 
 if TYPE_CHECKING:
     from failslow.report.story import Story
 
-__all__ = ["EXAMPLES", "report"]
+__all__ = ["EXAMPLES", "find_journal", "report"]
 
 EXAMPLES = """\
 [bold]Examples[/bold]
@@ -77,7 +78,10 @@ def report(
     """
     from failslow.report.story import read_story
 
-    path, name, source = _journal(run)
+    path, name, source = find_journal(run)
+    page = None if no_html or (json and html is None) else html or Path(PAGE)
+    if page is not None:
+        check_target(page)
     with progress(1, enabled=not (quiet or json)) as begin:
         begin(source)
         story = read_story(path, name=name, source=source)
@@ -90,25 +94,23 @@ def report(
         from failslow.report.story import story_view
 
         emit_view(story_view(story))
-    if not no_html and (html is not None or not json):
-        _page(story, html or Path(PAGE), quiet=quiet)
+    if page is not None:
+        _page(story, page, quiet=quiet)
     if fail_on_slow and story.faults:
         raise typer.Exit(3)
 
 
 def _page(story: Story, file: Path, *, quiet: bool) -> None:
-    """Raises OutputError when it cannot be written, or something else is there."""
-    from failslow.cli.page import check_target
+    """Raises OutputError when it cannot be written."""
     from failslow.report.story import write_story
 
-    check_target(file)
     made_at = f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
     write_story(file, story, made_at=made_at)
     if not quiet:
         note(f"wrote {file}")
 
 
-def _journal(run: str | None) -> tuple[Path, str, str]:
+def find_journal(run: str | None) -> tuple[Path, str, str]:
     """(journal, name of the job, what to call it). Raises InputError when there is none."""
     from failslow.runtime.runs import JOURNAL, RUNS, find_run
 

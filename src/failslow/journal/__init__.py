@@ -20,7 +20,7 @@ becomes `journal.jsonl.1`, the one before `journal.jsonl.2`, and so on up to `ke
 from __future__ import annotations
 
 from failslow.journal.codec import JournalEntry, decode_entry, encode_entry
-from failslow.journal.reader import GrowingJournal, Journal, read_journal
+from failslow.journal.reader import GrowingJournal, Journal, nothing_in, read_journal
 from failslow.journal.writer import JournalHealth, JournalWriter
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "JournalWriter",
     "decode_entry",
     "encode_entry",
+    "nothing_in",
     "read_journal",
 ]

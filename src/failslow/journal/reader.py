@@ -16,7 +16,7 @@ from typing import BinaryIO
 from failslow.errors import JournalError
 from failslow.journal.codec import JournalEntry, decode_entry, rotated_path
 
-__all__ = ["GrowingJournal", "Journal", "read_journal"]
+__all__ = ["GrowingJournal", "Journal", "nothing_in", "read_journal"]
 
 _STEP, _KIND_WITHIN = b'"kind":"step"', 64
 """How the writer puts the kind of a step near a line's start."""
@@ -54,6 +54,12 @@ class Journal:
                 yield decode_entry(line)
             except JournalError:
                 self.skipped += 1
+
+    def check(self, source: str = "") -> None:
+        """Raise JournalError where there is no entry in it. source: what to call it."""
+        if next(iter(self), None) is None:
+            raise nothing_in(source or str(self.path), self.skipped)
+        self.skipped = 0
 
     def lines(self) -> Iterator[bytes]:
         """All lines as they stand, oldest first, for who reads only some of them."""
@@ -103,6 +109,15 @@ class Journal:
         finally:
             if file is not None:
                 file.close()
+
+
+def nothing_in(source: str, skipped: int) -> JournalError:
+    """What is said of a file without an entry, all of whose `skipped` lines are something else."""
+    lines = f"{skipped:,} line{'s' * (skipped != 1)} that no journal has"
+    return JournalError(
+        f"{source}: the journal is {lines if skipped else 'empty'}; a watched job writes its first "
+        "entry when watching begins: see failslow doctor if it does not"
+    )
 
 
 class GrowingJournal:

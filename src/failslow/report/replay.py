@@ -3,7 +3,7 @@
 In: `ReplayedJob`s. Out: what `console.print` takes, or a plain dict; nothing is printed here.
 
     run-7/journal.jsonl · 3 faults, 41 min 10 s slow
-      policy        lost         spent   together       of best
+      policy        lost         spent   together       of clairvoyant
       wait          12 min 4 s   0 s     12 min 4 s     ×5.85
       ladder        1 min 52 s   32 s    2 min 24 s     ×1.16
       clairvoyant   1 min 20 s   44 s    2 min 4 s      ×1.00
@@ -37,7 +37,10 @@ class ReplayedJob:
 
 
 def replay_document(jobs: Sequence[ReplayedJob], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema failslow.replay/1; seconds throughout, `of_best` the ratio to the clairvoyant."""
+    """Schema failslow.replay/1.
+
+    Seconds throughout, `of_best` the ratio to the clairvoyant: below 1 where
+    changing the level in time, as what happened did, was better than any single one."""
     return {
         "schema": "failslow.replay/1",
         "settings": dict(settings),
@@ -66,7 +69,7 @@ def replay_view(jobs: Sequence[ReplayedJob], *, decisions: bool) -> RenderableTy
         return Group(*parts)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("policy")
-    for title in ("lost", "spent", "together", "of best"):
+    for title in ("lost", "spent", "together", "of clairvoyant"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, total in _totals(jobs).items():
         times = [units.duration(total[key] or 0.0) for key in ("lost_s", "spent_s", "total_s")]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from failslow.errors import JournalError
-from failslow.journal import JournalEntry, decode_entry, read_journal
+from failslow.journal import JournalEntry, decode_entry, nothing_in, read_journal
 from failslow.records import (
     CulpritPace,
     Decision,
@@ -27,7 +27,6 @@ from failslow.records import (
     RankProfile,
     Verdict,
 )
-from failslow.report import units
 from failslow.report.story.course import (
     Course,
     in_force,
@@ -66,15 +65,7 @@ def read_story(path: Path, *, name: str = "", source: str = "") -> Story:
         if not line.isspace():
             reader.take(line)
     if not reader.entries:
-        what = (
-            f"{units.plural(reader.skipped, 'line')} that no journal has"
-            if reader.skipped
-            else "empty"
-        )
-        raise JournalError(
-            f"{source or path}: the journal is {what}; a watched job writes its first entry when "
-            "watching begins: see failslow doctor if it does not"
-        )
+        raise nothing_in(source or str(path), reader.skipped)
     return reader.story(name or path.absolute().parent.name, source or str(path))
 
 
