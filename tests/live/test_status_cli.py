@@ -147,6 +147,21 @@ def test_no_run_is_one_line_with_a_hint(tmp_path: Path, arguments: list[str]) ->
     assert "failslow doctor" in done.stderr
 
 
+def test_of_a_run_without_an_entry_nothing_is_said_to_be_well(tmp_path: Path) -> None:
+    journal = run_folder(tmp_path) / "journal.jsonl"
+    journal.touch()
+    done = status("pretrain7", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("pretrain7 · nothing was written yet\n")
+    assert "healthy" not in done.stdout
+
+    journal.write_bytes(b"\x00\xff\nno journal\n")
+    done = status("pretrain7", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert "pretrain7/journal.jsonl: the journal is 2 lines that no journal has" in line
+
+
 class Terminal:
     """A terminal of 100 × 30 with a command in it."""
 

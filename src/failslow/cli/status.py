@@ -127,8 +127,8 @@ class Printer:
 
 
 def _look(place: RunPlace | None, where: str) -> Seen:
-    """The run as its journal has it. Raises InputError when there is none."""
-    from failslow.journal import read_journal
+    """The run as its journal has it. Raises InputError or JournalError when there is none."""
+    from failslow.journal import nothing_in, read_journal
     from failslow.report.livejob import LiveState
 
     if place is None or not place.has_journal:
@@ -137,6 +137,10 @@ def _look(place: RunPlace | None, where: str) -> Seen:
             "failslow doctor if it does not appear"
         )
     state = LiveState(place.name)
-    for entry in read_journal(place.journal, all_steps_bytes=ALL_STEPS_BYTES):
+    journal = read_journal(place.journal, all_steps_bytes=ALL_STEPS_BYTES)
+    for entry in journal:
         state.observe(entry)
-    return Seen(place, state.look(time.time()))
+    job = state.look(time.time())
+    if job.last_t is None and journal.skipped:
+        raise nothing_in(str(place.journal), journal.skipped)
+    return Seen(place, job)

@@ -203,6 +203,10 @@ def _culprit(culprit: Culprit) -> dict[str, Any]:
 
 
 def _lines(job: LiveJob) -> Iterator[tuple[int, Text]]:
+    if job.last_t is None:  # so nobody can say that it is well watched
+        yield 0, Text.assemble((job.name, "bold"), " · ", ("nothing was written yet", "yellow"))
+        yield 1, Text("a watched job writes within seconds; if it does not: failslow doctor")
+        return
     yield 0, _headline(job)
     if job.slow_since_t is not None:
         yield 1, _since(job, job.slow_since_t)
