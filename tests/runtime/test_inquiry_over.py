@@ -131,6 +131,22 @@ def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> 
     assert job.pause_orders == ["survey", "arm", "commit"]  # the reference still holds
 
 
+def test_a_new_controller_takes_no_profiles_of_another_program() -> None:
+    """It asks for new ones, once it knows who lives."""
+    job = slow("")
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    job.run += 1
+    job.iterate(20, HEALTHY_S)
+    job.begin("launch-1", job.journal)
+    job.iterate(5, HEALTHY_S)
+    assert (job.orders, job.pipeline.inquiry.healthy) == ([], [])
+    job.iterate(60, HEALTHY_S)
+    assert [(order.topic, order.body["why"]) for order in job.orders] == [("profile", "healthy")]
+    assert len(job.pipeline.inquiry.healthy) == 4
+
+
 def test_of_a_large_job_only_the_concerned_are_asked() -> None:
     """The windows of a thousand nodes are 200 MB: a verdict would be given without any."""
     every = [f"n{i}" for i in range(1000)]

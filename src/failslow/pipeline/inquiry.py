@@ -200,8 +200,8 @@ class Inquiry:
             self._lead.remember(t, pause_s, counted=counted)
         case = self._case
         if case is None:
-            if self._healthy and past.episode is None:
-                self._healthy_due_s = back_s
+            # what is due by the iterations told once more is long past
+            self._healthy_due_s = back_s if past.episode is None else None
             return []
         if episode is not None and case.confirmed:
             case.id = episode

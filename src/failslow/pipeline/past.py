@@ -99,6 +99,8 @@ class Past:
             self.episode = None if over else entry
         elif isinstance(record, StepSample):
             if entry.rank is None:
+                if self.steps and record.run != self.steps[-1].record.run:
+                    self.profiles = {}  # of another program, or of workers started before
                 self.steps.append(entry)
             else:
                 self.workers[entry.rank] = entry
