@@ -147,6 +147,17 @@ def test_a_new_controller_takes_no_profiles_of_another_program() -> None:
     assert len(job.pipeline.inquiry.healthy) == 4
 
 
+def test_a_worker_that_never_gives_a_profile_is_asked_ever_more_seldom() -> None:
+    """While profiles are taken each call costs its worker more."""
+    job = slow("")
+    job.mute = frozenset({3})
+    job.iterate(40, HEALTHY_S)
+    job.run += 1
+    job.iterate(20, HEALTHY_S)
+    job.wait(1000.0, calls=1)
+    assert [order.topic for order in job.orders] == ["profile"] * 5
+
+
 def test_of_a_large_job_only_the_concerned_are_asked() -> None:
     """The windows of a thousand nodes are 200 MB: a verdict would be given without any."""
     every = [f"n{i}" for i in range(1000)]

@@ -46,7 +46,8 @@ _EMPTY = 3
 _WELL = 1.05
 _HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
 """Healthy profiles that a suspicion came before, or a change of the program: how long after it they
-are asked for."""
+are asked for, and again, then after twice as long, and so on: a worker may never give one."""
+_MOST_AGAIN_S = 3600.0
 
 
 class Inquiry:
@@ -84,6 +85,7 @@ class Inquiry:
         self._reference: list[dict[str, Any]] = []
         self._reference_due_s: float | None = None
         self._healthy_due_s: float | None = None
+        self._healthy_again_s = _HEALTHY_AGAIN_S
         self._witnesses = Witnesses()
         self._measured: Measured | None = None
 
@@ -111,7 +113,7 @@ class Inquiry:
         if event == "cleared":
             if case is not None and not case.confirmed:
                 self._case, self._kept = self._kept, None
-            self._healthy_due_s = now_s + _HEALTHY_AFTER_S
+            self._want_healthy(now_s + _HEALTHY_AFTER_S)
         elif event == "onset":
             self._kept = None
             if case is None or case.id != write.tags["id"]:
@@ -134,7 +136,7 @@ class Inquiry:
                 case.kept, case.asked_s = True, None  # profiles now are of something else
             else:
                 self._case = None
-            self._healthy_due_s = now_s + _HEALTHY_AFTER_S
+            self._want_healthy(now_s + _HEALTHY_AFTER_S)
         return []
 
     def restarted(self, now_s: float) -> None:
@@ -143,12 +145,13 @@ class Inquiry:
         Agents profile new workers by themselves; of those that were not it is asked for.
         """
         self._healthy, self._reference, self._start = {}, [], None
-        self._healthy_due_s, self._reference_due_s = now_s + _HEALTHY_AGAIN_S, None
+        self._reference_due_s = None
+        self._want_healthy(now_s + _HEALTHY_AGAIN_S)
 
     def changed(self, now_s: float) -> None:
         """The program is another one: its calls do not compare with those of before."""
         self._healthy, self._start = {}, None
-        self._healthy_due_s = now_s + _HEALTHY_AFTER_S
+        self._want_healthy(now_s + _HEALTHY_AFTER_S)
 
     def report(self, event: Report, now_s: float) -> list[Instruction]:
         """An agent answers."""
@@ -201,7 +204,7 @@ class Inquiry:
         case = self._case
         if case is None:
             # what is due by the iterations told once more is long past
-            self._healthy_due_s = back_s if past.episode is None else None
+            self._want_healthy(back_s if past.episode is None else None)
             return []
         if episode is not None and case.confirmed:
             case.id = episode
@@ -228,8 +231,13 @@ class Inquiry:
             self._healthy_due_s = None
             self._want_reference(now_s)
             return []
-        self._healthy_due_s = now_s + _HEALTHY_AGAIN_S
+        self._healthy_due_s = now_s + self._healthy_again_s
+        self._healthy_again_s = min(_MOST_AGAIN_S, 2.0 * self._healthy_again_s)
         return [profile_order("healthy")]
+
+    def _want_healthy(self, due_s: float | None) -> None:
+        """Ask for healthy profiles then, unless all are there."""
+        self._healthy_due_s, self._healthy_again_s = due_s, _HEALTHY_AGAIN_S
 
     def _profile(self, event: Report, now_s: float) -> list[Instruction]:
         try:
