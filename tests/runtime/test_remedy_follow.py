@@ -201,6 +201,92 @@ def test_a_culprit_proved_well_is_not_held_to_be_slow_for_its_few_micro_batches(
     assert job.said("culpritpace")[-1].record.slowdown == pytest.approx(slow, rel=0.3)
 
 
+RECORDED_MS = (
+    *(
+        15.0,
+        13.7,
+        14.7,
+        13.9,
+        13.8,
+        13.3,
+        13.6,
+        13.6,
+        14.4,
+        17.2,
+        15.2,
+        14.3,
+        13.9,
+        14.2,
+        14.6,
+        20.8,
+    ),
+    *(
+        26.7,
+        33.1,
+        14.4,
+        13.8,
+        13.8,
+        17.0,
+        13.6,
+        14.2,
+        14.7,
+        14.2,
+        14.4,
+        14.5,
+        12.9,
+        14.3,
+        13.6,
+        15.6,
+    ),
+    *(
+        16.7,
+        14.0,
+        14.6,
+        14.1,
+        14.1,
+        14.4,
+        14.0,
+        14.9,
+        13.9,
+        14.5,
+        26.7,
+        40.1,
+        16.4,
+        13.7,
+        13.1,
+        14.8,
+    ),
+)
+"""Own time of a well worker on a busy machine with one micro-batch of four: 51.5 ms with all."""
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.5])
+def test_a_worker_with_one_micro_batch_left_is_seen_to_be_well(slow: float) -> None:
+    workers = {rank: Worker(rank) for rank in range(4)}
+    own = OwnTimes(workers)
+    even = InForce(microbatches=(4, 4, 4, 4), placement=(0, 1, 2, 3))
+    own.arrange(FACTS, even, even)
+
+    def sample(end_s: float, own_s: float) -> StepSample:
+        return StepSample(step=0, duration_s=0.06, end_s=end_s, compute_s=own_s)
+
+    workers[2].healthy.extend(sample(0.06 * n, 0.0515) for n in range(10))
+    own.learn()
+    split = InForce(microbatches=(5, 5, 1, 5), placement=(0, 1, 2, 3))
+    seen = []
+    for index, ms in enumerate(RECORDED_MS):
+        workers[2].recent.append(sample(10.0 + 0.083 * index, slow * ms / 1e3))
+        own.arrange(FACTS, split, even, since=index + 1)
+        found = own.culprit(Finding(what="device", slowdown=3.1, ranks=(2,)), {2})
+        seen += [found] if found is not None else []
+    assert len(seen) > 40
+    if slow == 1.0:
+        assert max(seen) < 1.1  # no single one is taken for slow
+        assert sum(found <= 1.05 for found in seen) > len(seen) * 0.8
+    else:
+        assert min(seen) > 1.3
+
+
 # -- stages that take unequally long ---------------------------------------------------------------
 
 OWN_S = (0.020, 0.020, 0.030, 0.030)

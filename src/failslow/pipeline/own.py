@@ -26,9 +26,12 @@ from failslow.records import Finding, JobFacts
 __all__ = ["OWN", "OwnTimes"]
 
 OWN = 5
-"""Iterations whose median is a worker's own time now."""
-_MOST_FIXED = 0.5
-"""Of a worker's time outside of calls: optimizer, reading of data ..."""
+"""Iterations at least whose median is a worker's own time now..."""
+_LONG_S = 3.0
+"""...and as many more as are not older: short iterations are noisy ones."""
+_LIKELY_FIXED, _MOST_FIXED = 0.03, 0.5
+"""Of a worker's time outside of calls: optimizer, reading of data ... One that has a micro-batch
+of four left looks 10 % slow for 3 % of it, and would never get the others back."""
 _PACES, _PACES_LEAST = 3, 2
 """Last letters of a worker about its pace that count: one comes every second."""
 _PACES_KEPT = 64
@@ -54,10 +57,17 @@ class OwnTimes:
         """Healthy seconds of a micro-batch at each position."""
         self._told: dict[int, deque[float]] = {}
         """Seconds a micro-batch took it lately, as each worker (by rank) tells."""
+        self._since = 0
 
-    def arrange(self, facts: JobFacts | None, in_force: InForce, initial: InForce) -> None:
-        """The job runs like this now, and ran like `initial` before anything was done."""
+    def arrange(
+        self, facts: JobFacts | None, in_force: InForce, initial: InForce, *, since: int = 0
+    ) -> None:
+        """The job runs like this now, and ran like `initial` before anything was done.
+
+        since: iterations for which it has been so.
+        """
         self._facts, self._in_force, self._initial = facts, in_force, initial
+        self._since = since
         placement = in_force.placement or initial.placement
         if placement is not self._placement:
             for position, rank in enumerate(placement):
@@ -97,7 +107,7 @@ class OwnTimes:
         self._usual_microbatch_s.clear()
         self._told.clear()
 
-    def slowdown(self, rank: int, *, fixed: float = 0.0) -> float | None:
+    def slowdown(self, rank: int, *, fixed: float = _LIKELY_FIXED) -> float | None:
         """By what the worker tells of its micro-batches, else by its time outside of calls.
 
         fixed: the share of that time which no number of micro-batches changes.
@@ -112,7 +122,7 @@ class OwnTimes:
         if now_s is None or not usual_s:
             return None
         share = self._share(position)
-        fixed = min(fixed, share)
+        fixed = min(fixed, share) if share < 1.0 else 0.0
         return (now_s * share / usual_s - fixed) / ((1.0 - fixed) * share)
 
     def culprit(
@@ -125,7 +135,7 @@ class OwnTimes:
         """
         if finding.what == "link":
             return None
-        fixed = _MOST_FIXED if proved_well else 0.0
+        fixed = _MOST_FIXED if proved_well else _LIKELY_FIXED
         known = _known(self.slowdown(rank, fixed=fixed) for rank in finding.ranks)
         known = known or _known(self._beside_peers(rank, blamed) for rank in finding.ranks)
         return max(known, default=None)
@@ -146,9 +156,15 @@ class OwnTimes:
         worker, position = self._workers.get(rank), self._position(rank)
         if worker is None or position is None:
             return None
-        recent = _known(s.compute_s for s in worker.recent)[-OWN:]
-        share = self._share(position)
-        return median(recent) / share if len(recent) == OWN and share > 0.0 else None
+        last, share = self._last(worker), self._share(position)
+        return median(last) / share if len(last) >= OWN and share > 0.0 else None
+
+    def _last(self, worker: Worker) -> list[float]:
+        """Its own seconds of the iterations that tell how it is now."""
+        known = [(s.end_s, s.compute_s) for s in worker.recent if s.compute_s is not None]
+        begin_s = known[-1][0] - _LONG_S if known else 0.0
+        long = sum(end_s >= begin_s for end_s, _ in known)
+        return [own_s for _, own_s in known[-max(OWN, min(long, self._since)) :]]
 
     def _share(self, position: int) -> float:
         """Micro-batches at a position over those of the even split."""

@@ -437,4 +437,5 @@ class Remedy:
 
     def _arrange(self) -> None:
         """How the job runs now, for the workers' own times."""
-        self._own.arrange(self.facts, self._policy.in_force, self._initial)
+        since = self._aftermath.since - SETTLE
+        self._own.arrange(self.facts, self._policy.in_force, self._initial, since=since)
