@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -174,6 +178,17 @@ def test_on_a_terminal_the_workers_are_shown_live_below_what_is_told(tmp_path: P
     assert "healthy 80.0 ms" in table
 
 
+def test_being_told_to_end_leaves_nothing_behind(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _played(monkeypatch, root=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(package, "run_drill", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("demo", "--html", tmp_path / "demo.html").exit_code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_without_a_terminal_there_are_lines_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +206,50 @@ def test_what_loads_no_failslow_is_refused_at_once(
     done = run("demo")
     assert done.exit_code == 1
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps failslow from loading; unset it" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--html", "nosuch/x.html"], "nosuch/x.html: cannot be written: there is no such folder"),
+        (["--html", "file", "--dir", "job"], "file: is there and is no HTML page"),
+        (["--dir", "file"], "--dir file: is a file; name a folder"),
+        (["--dir", "file/job"], "--dir file/job: cannot be made: Not a directory"),
+    ],
+)
+def test_what_it_could_not_write_is_refused_before_it_trains(
+    arguments: list[str],
+    says: str,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    done = run("demo", *arguments)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"failslow: {says}")
+
+
+def test_a_job_is_ended_as_a_training_ends(tmp_path: Path) -> None:
+    script = Script(ranks=1, per_node=1, healthy_s=0.08)
+    script.steps(5)
+    write(script.finish(), tmp_path / "done")
+    lines = (tmp_path / "done" / "journal.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal.jsonl").write_text("".join(lines[:-1]))
+    (tmp_path / "end").write_text(lines[-1])
+    trains = "trap 'cat end >> run/journal.jsonl; exit' TERM; echo; while :; do sleep 0.02; done"
+    with subprocess.Popen(["sh", "-c", trains], cwd=tmp_path, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        began_s = time.monotonic()
+        with closing(SteeredJob(tmp_path, [worker.pid], None)):
+            pass
+        assert (tmp_path / "run" / "journal.jsonl").read_text() == "".join(lines)
+        assert time.monotonic() - began_s < 8.0
+        worker.wait(10.0)
 
 
 def test_the_program_it_trains_is_there() -> None:

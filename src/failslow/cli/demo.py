@@ -12,14 +12,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from failslow.cli import options
-from failslow.cli.output import emit, note
+from failslow.cli.leaving import leaving_politely
+from failslow.cli.output import emit, make_folder, note
+from failslow.cli.page import check_target, made_at
 from failslow.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,15 +76,21 @@ def demo(
     diluted with sleep, so that four workers fit on two cores.
     """
     _need_torch()
+    page = html or Path(PAGE)
+    check_target(page)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        _run(folder.absolute(), json=json, html=html, no_losses=no_losses)
+        make_folder(folder, "--dir ")
+        with leaving_politely():
+            _run(folder.absolute(), json=json, page=page, no_losses=no_losses)
         return
-    with tempfile.TemporaryDirectory(prefix="failslow-demo-") as scratch:
-        _run(Path(scratch), json=json, html=html, no_losses=no_losses)
+    with (
+        leaving_politely(),
+        tempfile.TemporaryDirectory(prefix="failslow-demo-", ignore_cleanup_errors=True) as scratch,
+    ):
+        _run(Path(scratch), json=json, page=page, no_losses=no_losses)
 
 
-def _run(folder: Path, *, json: bool, html: Path | None, no_losses: bool) -> None:
+def _run(folder: Path, *, json: bool, page: Path, no_losses: bool) -> None:
     from failslow.demo import SETTINGS, faults_here, losses_without, run_drill, steered_job
     from failslow.lab import TestBed
 
@@ -114,7 +121,7 @@ def _run(folder: Path, *, json: bool, html: Path | None, no_losses: bool) -> Non
             folder, layout=_LAYOUT, microbatches=_MICROBATCHES, steps=len(losses)
         )
         equal = _are_equal(losses, plain)
-    page = _report(job.journal, html or Path(PAGE))
+    _report(job.journal, page)
     document = {
         "schema": "failslow.demo/1",
         "events": [drill.document() for drill in drills],
@@ -178,12 +185,11 @@ def _compared(equal: bool | None) -> str:
     return {None: "not compared", True: "equal to those without faults", False: "DIFFER"}[equal]
 
 
-def _report(journal: Path, page: Path) -> Path:
+def _report(journal: Path, page: Path) -> None:
     from failslow.report.story import read_story, write_story
 
     story = read_story(journal, name="demo", source="failslow demo")
-    write_story(page, story, made_at=f"{datetime.now(tz=timezone.utc):%Y-%m-%d %H:%M} UTC")
-    return page
+    write_story(page, story, made_at=made_at())
 
 
 def _table(drills: Sequence[Drill]) -> Table:

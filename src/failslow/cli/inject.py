@@ -11,15 +11,14 @@ is undone; with --json each is an object:
 from __future__ import annotations
 
 import json as codec
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from failslow.cli.leaving import leaving_politely
 from failslow.cli.output import emit, note
 from failslow.errors import InjectError
 
@@ -214,30 +213,12 @@ def _address(text: str) -> str:
     return address
 
 
-@contextmanager
-def _leaving_politely() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave by way of every `finally`; what nohup ignores stays ignored."""
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-    handled = {n: old for n, old in before.items() if old != signal.SIG_IGN}
-    for number in handled:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, old in handled.items():
-            signal.signal(number, old)
-
-
 def _run(injection: Injection, *, json: bool) -> None:
     """Hold the fault until its time is up, Ctrl-C or a signal; then report that it is undone."""
     begin_s = time.monotonic()
     interrupted = False
     try:
-        with _leaving_politely(), injection:
+        with leaving_politely(), injection:
             begin_s = time.monotonic()
             _applied(injection, json=json)
             _hold(injection, begin_s)

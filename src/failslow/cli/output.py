@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from failslow.errors import OutputError
@@ -25,6 +26,7 @@ __all__ = [
     "emit",
     "emit_view",
     "lenient_streams",
+    "make_folder",
     "note",
     "plain_console",
     "progress",
@@ -113,6 +115,24 @@ def _to_stderr(line: str) -> None:
     if sys.stderr is not None:  # closed: print would take stdout instead
         with suppress(OSError):
             print(line.translate(_CONTROL), file=sys.stderr, flush=True)
+
+
+def make_folder(folder: Path, source: str) -> None:
+    """The folder somebody named by `source`; to be had before the work begins.
+
+    Raises OutputError where it cannot be.
+    """
+    why = "is no folder that this user can write to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        why = "is a file"
+    except OSError as error:
+        why = f"cannot be made: {error.strerror or error}"
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+    raise OutputError(f"{source}{folder}: {why}; name a folder that can be written")
 
 
 class _Unheard:

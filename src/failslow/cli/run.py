@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from failslow.cli.output import note, report_error
+from failslow.cli.output import make_folder, note, report_error
 from failslow.errors import ConfigError
 
 __all__ = ["EXAMPLES", "run"]
@@ -140,7 +140,7 @@ def run(
     check_settings(environ)
     _address(environ.get("FAILSLOW_TRANSPORT") or None, "FAILSLOW_TRANSPORT=")
     if named := environ.get("FAILSLOW_DIR"):
-        _make(Path(named), "FAILSLOW_DIR=" if folder is None else "--dir ")
+        make_folder(Path(named), "FAILSLOW_DIR=" if folder is None else "--dir ")
     shared = Path(named or "failslow-runs")
     if not named:
         environ["FAILSLOW_DIR"] = str(shared / _run_name(command, environ))
@@ -263,21 +263,6 @@ def _one_of(name: str, value: str | None, allowed: Sequence[str]) -> str | None:
     if value is not None and value not in allowed:
         raise ConfigError(f"--{name} {value!r} is none of {', '.join(allowed)}; use one of them")
     return value
-
-
-def _make(folder: Path, source: str) -> None:
-    """The folder somebody named, before a job begins whose journal could not be kept."""
-    why = "is no folder that this user can write to"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        why = "is a file"
-    except OSError as error:
-        why = f"cannot be made: {error.strerror or error}"
-    else:
-        if os.access(folder, os.W_OK | os.X_OK):
-            return
-    raise ConfigError(f"{source}{folder}: {why}; name a folder for the journal that can be written")
 
 
 def _address(url: str | None, source: str = "--transport ") -> str | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -32,6 +33,7 @@ from failslow.records import Decision, Outcome
 __all__ = ["SteeredJob", "free_port", "losses_without", "steered_job", "train_script"]
 
 _LOOK_S = 0.05
+_LEAVE_S, _LAST = 10.0, 20
 _MODEL = ("--width", "64", "--layers", "2", "--sequences", "1", "--length", "32", "--seed", "7")
 """Small, so that what takes time is the work added to it."""
 
@@ -110,6 +112,24 @@ class SteeredJob:
             time.sleep(_LOOK_S)
         return True
 
+    def close(self) -> None:
+        """End the training after a step of all, and let agents and controller leave: the journal
+        has an end then."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + _LEAVE_S
+        while self.journal.exists() and not self._has_ended() and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+
+    def _has_ended(self) -> bool:
+        self._growing.refresh()
+        return any(
+            entry.record.get("what") == "controller" and entry.record.get("event") == "ended"
+            for entry in self._growing.entries[-_LAST:]
+            if entry.kind == "health"
+        )
+
     def check(self) -> None:
         """LabError with the end of what it printed when a worker is gone."""
         for rank, pid in enumerate(self.pids):
@@ -146,7 +166,9 @@ def steered_job(
         *layout,
         *model,
         *("--micro-batches", str(microbatches), "--work-ms", str(work_ms), "--dilute", "6"),
-        *("--steps", "1000000", "--losses", str(folder / "losses.jsonl")),
+        # with --seconds SIGTERM ends it as a training ends
+        *("--steps", "1000000", "--seconds", "1000000"),
+        *("--losses", str(folder / "losses.jsonl")),
     ]
     variables = {
         "FAILSLOW": "1",
@@ -158,14 +180,17 @@ def steered_job(
     if lab:
         with TestBed(nodes=workers, folder=folder, egress_mbit=egress_mbit) as bed:
             made = bed.launch(train_script(), args=arguments, env=variables)
-            yield SteeredJob(folder, [worker.pid for worker in made], bed)
+            job = SteeredJob(folder, [worker.pid for worker in made], bed)
+            with contextlib.closing(job):
+                yield job
         return
     variables |= {"FAILSLOW_JOB": f"demo-{os.getpid()}-{secrets.token_hex(3)}"}
     processes = _start(arguments, variables, folder, workers)
-    try:
-        yield SteeredJob(folder, [process.pid for process in processes], None)
-    finally:
-        _end(processes)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, processes)
+        yield stack.enter_context(
+            contextlib.closing(SteeredJob(folder, [process.pid for process in processes], None))
+        )
 
 
 def losses_without(
