@@ -201,6 +201,20 @@ def test_a_culprit_proved_well_is_not_held_to_be_slow_for_its_few_micro_batches(
     assert job.said("culpritpace")[-1].record.slowdown == pytest.approx(slow, rel=0.3)
 
 
+def test_who_was_given_more_micro_batches_is_not_called_slow() -> None:
+    job = steered()
+    job.facts()
+    job.train(100)
+    job.slow[2] = 3.0
+    job.train(40)
+    job.accuse(2, 3.0)
+    job.train(100)
+    assert min(job.counts[:2]) > 8 * 1.2
+    (level,) = [e for e in job.said("episode") if e.tags["event"] == "level"]
+    (culprit,) = level.record.culprits
+    assert (culprit.rank, culprit.slowdown) == (2, pytest.approx(3.0, rel=0.05))
+
+
 RECORDED_MS = (
     *(
         15.0,

@@ -251,17 +251,24 @@ class Pipeline:
     def _culprits(self, extra_s: float) -> tuple[Culprit, ...]:
         """Workers whose own compute time grew by half of what the job's iteration grew."""
         found, known = [], 0
+        # by its micro-batches: who was given more of them is not slow
+        own = self.remedy.own_slowdowns() if self.remedy.holding else None
         for worker in self.series.workers.values():
             healthy = [s.compute_s for s in worker.healthy if s.compute_s is not None]
             recent = [s.compute_s for s in worker.recent if s.compute_s is not None]
             if len(healthy) < _SLOW_SAMPLES or len(recent) < _SLOW_SAMPLES:
                 continue
-            known += 1
-            usual_s, now_s = median(healthy), median(recent[-_SLOW_SAMPLES:])
-            if usual_s <= 0 or now_s < self._detect.min_slowdown * usual_s:
+            now_s, usual_s = median(recent[-_SLOW_SAMPLES:]), median(healthy)
+            slowdown = now_s / usual_s if usual_s > 0.0 else None
+            if own is not None:
+                slowdown = own.get(worker.rank)
+            if slowdown is None:
                 continue
-            if now_s - usual_s >= 0.5 * extra_s:
-                found.append(Culprit(rank=worker.rank, what="compute", slowdown=now_s / usual_s))
+            known += 1
+            if slowdown < self._detect.min_slowdown:
+                continue
+            if now_s - now_s / slowdown >= 0.5 * extra_s:
+                found.append(Culprit(rank=worker.rank, what="compute", slowdown=slowdown))
         # where all are, waiting is not told from computing, or the work has changed
         return tuple(found) if 2 * len(found) <= known else ()
 
