@@ -20,6 +20,7 @@ from failslow.capture.ring import RingWriter
 from failslow.runtime.doctor import Check
 from failslow.runtime.doctor.machine import machine_checks, stale_rings
 from failslow.runtime.doctor.settings import known_variables, settings_checks
+from failslow.runtime.doctor.trial import _await_end
 
 SOURCE = Path(failslow.__file__).parent
 
@@ -213,6 +214,28 @@ def test_a_dead_workers_ring_is_stale_and_a_live_ones_is_not(tmp_path: Path) -> 
     assert dead.status == "warn"
     assert "1 of dead workers" in dead.found
     assert live.status == "pass"
+
+
+def test_doctors_own_job_leaves_no_folder_even_where_its_parts_must_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("failslow.runtime.doctor.trial._LEAVE_S", 0.5)
+    job, environ = f"doctor-{os.getpid()}-x", {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
+    program = (
+        "import os, sys; from failslow.runtime.folder import RunFolder\n"
+        "RunFolder.given(os.environ).lock('agent-n1'); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environ, "FAILSLOW_JOB": job},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"\n"
+        _await_end(job, environ)
+        assert agent.wait(10.0) < 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_taken_metrics_port_is_a_warning() -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from failslow.capture.origin import process_identity
 from failslow.errors import ConfigError
 from failslow.pipeline import AgentBeat, Report, WorkerSamples, WorkerState
 from failslow.records import StepSample
-from failslow.runtime.folder import RunFolder
+from failslow.runtime.claim import Claim, dump_claims, pid_namespace
+from failslow.runtime.doctor.machine import stale_rings
+from failslow.runtime.folder import RunFolder, remove_stale_folders, stale_folders
 from failslow.runtime.rendezvous import derived_port, is_single_node, meeting, node_name
 from failslow.runtime.wire import bundle, decode, encode_beat, encode_report, encode_samples
 
@@ -115,6 +120,37 @@ def test_a_run_folder_others_can_enter_is_refused(tmp_path: Path) -> None:
     path.symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="not this user's alone"):
         RunFolder("job", environ)
+
+
+def test_a_folder_whose_users_were_killed_is_found_and_removed(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    environ = {"FAILSLOW_CAPTURE_FOLDER": str(tmp_path)}
+    lock = folder.lock("agent-n1")
+    assert lock is not None
+    mine = Claim(
+        job="job", origin="1-2", worker=f"{os.getpid()}-1", node="n1", several=False,
+        journal="/runs/job", namespace=pid_namespace(),
+    )  # fmt: skip
+    folder.write("claims", dump_claims([mine]))
+
+    def stale() -> list[Path]:
+        os.utime(folder.path, (1.0, 1.0))  # else it counts as one that comes up
+        return [found.path for found in stale_folders(environ, time.time())]
+
+    assert stale() == [], "somebody holds a lock"
+    os.close(lock)
+    assert stale() == [folder.path]
+    assert stale_folders(environ, 600.0) == [], "just made"
+    folder.write("claims", dump_claims([replace(mine, worker=process_identity(os.getpid()))]))
+    assert stale() == [], "its worker lives"
+    folder.write("claims", dump_claims([replace(mine, namespace="pid:[1]")]))
+    assert stale() == [], "of another container"
+    folder.write("claims", dump_claims([mine]))
+    assert stale() == [folder.path]
+    assert stale_rings(environ).found == f"1 run folder of killed jobs: {folder.path}"
+    remove_stale_folders(environ)
+    assert not folder.path.exists()
 
 
 def test_a_lock_is_held_once_and_freed_by_its_last_holder(folder: RunFolder) -> None:

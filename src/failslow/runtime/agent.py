@@ -35,7 +35,7 @@ from failslow.runtime.duty_profile import ProfileDuty
 from failslow.runtime.duty_restart import RestartDuty
 from failslow.runtime.duty_steer import SteerDuty
 from failslow.runtime.duty_telemetry import TelemetryDuty
-from failslow.runtime.folder import RunFolder
+from failslow.runtime.folder import RunFolder, remove_stale_folders
 from failslow.runtime.metrics import Metrics
 from failslow.runtime.node import Follower, NodeWatch
 from failslow.runtime.rendezvous import Meeting, given_name, meeting, node_name
@@ -286,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         step_back.look(time.monotonic(), at_work=bus.ready, urgent=agent.urgent)
     agent.leave()
     remove_stale(environ)
+    remove_stale_folders(environ)
     if server is not None:
         server.close()
     return 0

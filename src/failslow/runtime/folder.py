@@ -28,11 +28,13 @@ from failslow.errors import ConfigError
 from failslow.runtime.claim import Claim, dump_claims, parse_claims
 from failslow.runtime.security import load_token
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "remove_stale_folders", "stale_folders"]
 
 _ROOM, _CLAIMS = "room", "claims"
 _CLAIM_S = 0.5
 """What a trainer waits for others that enter the folder."""
+_FRESH_S = 600.0
+"""A folder may have neither claim nor lock for a moment, while a job comes up."""
 _ROOM_BYTES = 32 * 1024
 """What the files of a run folder may need: a page each."""
 
@@ -99,8 +101,10 @@ class RunFolder:
 
     def _lives(self, claim: Claim) -> bool:
         """Whether its worker does; of one in another container, whether anybody is here."""
-        if claim.is_near:
-            return claim.lives
+        return claim.lives if claim.is_near else self._is_held()
+
+    def _is_held(self) -> bool:
+        """Whether anybody plays a part here."""
         for path in self.path.glob("*.lock"):
             if path.stem == _CLAIMS:
                 continue
@@ -109,6 +113,23 @@ class RunFolder:
                 return True
             os.close(handle)
         return False
+
+    @classmethod
+    def at(cls, path: Path) -> RunFolder:
+        """One that is there, whoever's it was."""
+        found = cls.__new__(cls)
+        found.name, found.path, found._environ = "", path, {}
+        return found
+
+    def is_stale(self, now_s: float) -> bool:
+        """Whether all who used it were killed. Those of another container are not seen."""
+        try:
+            if not _is_private(self.path) or now_s - self.path.stat().st_mtime < _FRESH_S:
+                return False
+            used = any(not claim.is_near or claim.lives for claim in self.claims())
+            return not used and not self._is_held()
+        except OSError:
+            return False
 
     def _try_room(self) -> None:
         """Raises OSError where files can be made and not filled, as on a full tmpfs."""
@@ -191,6 +212,22 @@ class RunFolder:
             for handle in held:
                 os.close(handle)
         return True
+
+
+def stale_folders(environ: Mapping[str, str], now_s: float) -> list[RunFolder]:
+    """This user's that nobody uses any more, their last users killed. now_s: epoch seconds."""
+    found = (
+        RunFolder.at(path)
+        for parent in ring_folders(environ)
+        for path in sorted(parent.glob(f"failslow-{os.getuid()}-*.run"))
+    )
+    return [folder for folder in found if folder.is_stale(now_s)]
+
+
+def remove_stale_folders(environ: Mapping[str, str]) -> None:
+    """Remove those of `stale_folders`."""
+    for folder in stale_folders(environ, time.time()):
+        folder.tidy()
 
 
 def _is_private(path: Path) -> bool:

@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from failslow.capture.ring import (
 )
 from failslow.errors import FailslowError
 from failslow.runtime.doctor.base import Check, Status, nodes_of, read_text
+from failslow.runtime.folder import stale_folders
 
 __all__ = ["machine_checks", "stale_rings"]
 
@@ -94,7 +95,7 @@ def _local_workers(environ: Mapping[str, str]) -> int:
 
 
 def stale_rings(environ: Mapping[str, str]) -> Check:
-    """Rings that dead workers left behind."""
+    """Rings that dead workers left behind, and the folders by which they met."""
     dead, size = [], 0
     for path in find_rings(environ=environ):
         try:
@@ -106,11 +107,20 @@ def stale_rings(environ: Mapping[str, str]) -> Check:
             dead.append(path)
             size += ring.capacity * layout.RECORD.size
         ring.close()
-    if not dead:
+    told = []
+    if dead:
+        told.append(f"{len(dead)} of dead workers, {size / 2**20:.1f} MiB: {_first(dead)}")
+    if folders := [folder.path for folder in stale_folders(environ, time.time())]:
+        many = "s" if len(folders) > 1 else ""
+        told.append(f"{len(folders)} run folder{many} of killed jobs: {_first(folders)}")
+    if not told:
         return Check("stale rings", "pass", "none")
-    more = " …" if len(dead) > 1 else ""
-    found = f"{len(dead)} of dead workers, {size / 2**20:.1f} MiB: {dead[0]}{more}"
-    return Check("stale rings", "warn", found, "nothing: the next watched job removes them")
+    remedy = "nothing: the next watched job removes them"
+    return Check("stale rings", "warn", "; ".join(told), remedy)
+
+
+def _first(paths: Sequence[Path]) -> str:
+    return f"{paths[0]}{' …' if len(paths) > 1 else ''}"
 
 
 def _pid_namespace() -> str:

@@ -38,6 +38,7 @@ from failslow.journal import read_journal
 from failslow.report.livejob import LiveState
 from failslow.runtime.doctor.base import OFF, Check, read_text
 from failslow.runtime.doctor.running import part_lives, run_folder
+from failslow.runtime.folder import RunFolder
 from failslow.runtime.runs import JOURNAL
 
 __all__ = ["trial_checks"]
@@ -321,7 +322,12 @@ def _await_end(job: str, environ: Mapping[str, str]) -> None:
         time.sleep(0.05)
     else:
         return
+    killed = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("FAILSLOW_JOB") == job:
                 process.kill()
+                killed.append(process)
+    psutil.wait_procs(killed, timeout=_LEAVE_S)
+    if (left := run_folder(job, environ)) is not None:  # nobody else will
+        RunFolder.at(left).tidy()
