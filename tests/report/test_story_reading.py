@@ -14,13 +14,21 @@ from tests.report.sample_script import BEGUN, MB, Script, cell
 
 from failslow.errors import JournalError
 from failslow.journal import decode_entry
-from failslow.records import CallCell, CulpritPace, Outcome, RankProfile, StepSample, Verdict
+from failslow.records import (
+    CallCell,
+    CulpritPace,
+    Decision,
+    Outcome,
+    RankProfile,
+    StepSample,
+    Verdict,
+)
 from failslow.report.json import dumps
 from failslow.report.story import Story, read_story, story_document
 from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
 from failslow.report.story.profiles import ProfileBook
-from failslow.report.words import ranks_text, size_text
+from failslow.report.words import decision_text, ranks_text, size_text
 
 Read = Callable[[Script], Story]
 
@@ -462,3 +470,14 @@ def test_words() -> None:
     assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
     assert size_text(16 * MB) == "16 MiB"
     assert size_text(1_500_000) == "1.5 MB"
+
+
+def test_handing_back_to_the_policy_is_no_advice() -> None:
+    decision = Decision(
+        episode="e1", action="obey", level="S2", from_level="S2", mode="auto", apply=False,
+        culprits=("device rank 2",), lost_s=55.1, threshold_s=None, options=(),
+        reason="automatic again",
+    )  # fmt: skip
+    assert decision_text(decision) == "as ordered: automatic again, at S2"
+    back = replace(decision, action="restore", level="S1", reason="nothing is to be undone")
+    assert decision_text(back) == "back to S1"

@@ -170,6 +170,8 @@ def _short(numbers: Sequence[int]) -> str:
 
 def decision_text(decision: Decision) -> str:
     """What was decided, in a line."""
+    if decision.action == "obey" and decision.plan is None:  # resume, ignore
+        return f"as ordered: {decision.reason}, at {decision.level}"
     verbs = {
         "stay": "stay at",
         "escalate": "go to",
@@ -181,7 +183,8 @@ def decision_text(decision: Decision) -> str:
     plan = plan_text(decision.plan)
     if plan:
         text += f": {plan}"
-    return text if decision.apply or decision.action == "stay" else f"advice: {text}"
+    # without a plan there is nothing anybody might do
+    return text if decision.apply or decision.plan is None else f"advice: {text}"
 
 
 def arithmetic_text(decision: Decision) -> str:
