@@ -125,6 +125,18 @@ def test_mistakes_are_one_line_and_exit_code_1(words: list[str], told: str) -> N
     assert told in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("throttle", "A quota of 0.5 halves what"),
+        ("cpu", "Needed to slow a worker"),
+    ],
+)
+def test_help_says_what_a_number_or_a_pid_is_for(command: str, says: str) -> None:
+    done = CliRunner().invoke(app, ["inject", command, "--help"], env={"COLUMNS": "400"})
+    assert says in " ".join(done.stdout.split())
+
+
 def test_help_lists_the_faults() -> None:
     done = CliRunner().invoke(app, ["inject", "--help"])
     for name in ("throttle", "cpu", "link", "flood", "undo"):

@@ -64,7 +64,14 @@ def throttle(
     *,
     pid: Annotated[int, typer.Option("--pid", metavar="PID", help="The process to slow.")],
     to: Annotated[
-        float, typer.Option("--to", metavar="FRACTION", help="What it keeps of its speed.")
+        float,
+        typer.Option(
+            "--to",
+            metavar="FRACTION",
+            help="What it keeps: of one core (of each of --threads) by a quota, of its time by "
+            "signals; no share of its speed. A quota of 0.5 halves what always computes, and does "
+            "nothing to what computes less than half of the time.",
+        ),
     ],
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", help="Threads it computes with.")
@@ -97,7 +104,10 @@ def cpu(
     beside: Annotated[
         int | None,
         typer.Option(
-            "--beside", metavar="PID", help="Weigh as much as this process: join its cgroup."
+            "--beside",
+            metavar="PID",
+            help="Weigh as much as this process: join its cgroup. Needed to slow a worker that is "
+            "pinned or in another group: in their own the burners may get little time.",
         ),
     ] = None,
     for_s: For = None,
