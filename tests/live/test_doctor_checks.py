@@ -234,8 +234,7 @@ def test_doctors_own_job_leaves_no_folder_even_where_its_parts_must_be_killed(
         assert agent.stdout is not None
         assert agent.stdout.readline() == b"\n"
         _await_end(job, environ)
-        assert agent.wait(10.0) < 0
-    assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.iterdir()) == [], "not as long as anybody held a lock in it"
 
 
 def test_a_taken_metrics_port_is_a_warning() -> None:
