@@ -37,11 +37,14 @@ ALONE = {
     "capture": ("test_completions.py", "test_late_profile.py"),
     "inject": ("test_inject_cpu.py", "test_inject_flood.py", "test_inject_throttle.py"),
     "live": ("test_doctor_trial.py",),
-    "localize": (),
+    "localize": (
+        "test_benchmarks.py", "test_benchmarks_bed.py", "test_evidence_real.py",
+        "test_localize_live.py", "test_profile_live.py",
+    ),
     "probe": (),
     "runtime": ("test_end_to_end.py", "test_killed.py", "test_priority.py"),
     "telemetry": (),
-}
+}  # fmt: skip
 """Of those, the ones in which how fast the processes run decides what is seen."""
 
 
