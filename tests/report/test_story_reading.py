@@ -28,6 +28,7 @@ from failslow.report.story import Story, read_story, story_document
 from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
 from failslow.report.story.profiles import ProfileBook
+from failslow.report.story.terminal import slowdown_text
 from failslow.report.words import decision_text, ranks_text, size_text
 
 Read = Callable[[Script], Story]
@@ -470,6 +471,19 @@ def test_words() -> None:
     assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
     assert size_text(16 * MB) == "16 MiB"
     assert size_text(1_500_000) == "1.5 MB"
+
+
+def test_the_slowdown_told_is_that_of_the_worst_level_with_what_is_left_of_it(
+    device: Story,
+) -> None:
+    (fault,) = device.faults
+    (stretch,) = fault.stretches
+    # most of its time something was done about it
+    mended = replace(stretch, episode=replace(stretch.episode, slowdown=0.97))
+    case = replace(fault, stretches=[mended])
+    assert case.worst == 1.39
+    assert case.left == pytest.approx(1.11, abs=0.02)
+    assert slowdown_text(case) == "×1.39\n×1.11 left"
 
 
 def test_handing_back_to_the_policy_is_no_advice() -> None:

@@ -49,6 +49,10 @@ def test_terminal_page_and_document_tell_the_same(tmp_path: Path) -> None:
     story = story_of(restarted(), tmp_path)
     terminal, html = shown(story), page(story, tmp_path)
     for text in (
+        "and 43.7 s by restarts",
+        "+ 43.7 s restart",
+        "×1.80",
+        "×1.00 left",
         "S4 done in 3.50 s",
         "restarted without gpu-1 (device rank 3 x1.84): trains again, 43.7 s lost, 2 starts",
         "Slurm told: scontrol update NodeName=gpu-1 State=DRAIN",
@@ -66,6 +70,15 @@ def test_terminal_page_and_document_tell_the_same(tmp_path: Path) -> None:
     assert told["commands"][0]["run"]
     assert not told["ongoing"]
     assert any("restarted without gpu-1" in mark.text for mark in story.marks)
+
+
+def test_a_node_that_was_left_out_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Script(ranks=3, per_node=1, healthy_s=0.1, seed=4)
+    job.steps(40)
+    monkeypatch.setattr(job, "node", lambda rank: f"gpu-{rank + 1}")  # without gpu-0
+    job.ranks = 2
+    job.steps(40)
+    assert set(story_of(job.finish(), tmp_path).nodes) == {"gpu-0", "gpu-1", "gpu-2"}
 
 
 def test_a_job_that_was_not_seen_again_is_told_so(tmp_path: Path) -> None:

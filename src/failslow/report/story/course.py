@@ -296,6 +296,7 @@ def workers(steps: StepLines, nodes: Mapping[int, str]) -> tuple[Worker, ...]:
             Worker(
                 rank=rank,
                 node=nodes.get(rank, ""),
+                nodes=tuple(own.nodes) if own else (),
                 iterations=own.iterations if own else 0,
                 last_t=own.t[-1] if own and len(own.t) else float("nan"),
                 compute_s=float(np.median(compute)) if len(compute) else None,

@@ -151,6 +151,23 @@ class Case:
         return restarted_s + sum(outcome.cost_s for _, outcome in self.outcomes)
 
     @property
+    def restarted_s(self) -> float:
+        """Seconds lost by restarts: from the last iteration before each to the next one."""
+        return sum(restart.lost_s or 0.0 for restart in self.restarts)
+
+    @property
+    def worst(self) -> float:
+        """The slowdown of its worst level: over all of it the time after a remedy counts, too."""
+        levels = [v.slowdown for s in self.stretches for v in s.episode.levels]
+        return max(levels, default=max((s.episode.slowdown for s in self.stretches), default=1.0))
+
+    @property
+    def left(self) -> float | None:
+        """The slowdown that what was done has left; None where nothing was, or it is not known."""
+        found = self.removal
+        return None if found is None else max(1.0, found.after_s / found.healthy_s)
+
+    @property
     def acts(self) -> list[tuple[float, Decision | Outcome | Commands | Restart]]:
         """What was decided and done, in order."""
         every: list[tuple[float, Decision | Outcome | Commands | Restart]] = [
@@ -180,6 +197,8 @@ class Worker:
     last_t: float
     compute_s: float | None
     """Median of its seconds per iteration in no collective; None unknown."""
+    nodes: tuple[str, ...] = ()
+    """All it has been on: a job that starts again may be on others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -264,8 +283,9 @@ class Story:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of the nodes, in order of their first worker."""
-        return tuple(dict.fromkeys(worker.node for worker in self.workers if worker.node))
+        """Names of all nodes it was on, in order of their first worker."""
+        ever = (node for worker in self.workers for node in (worker.node, *worker.nodes))
+        return tuple(dict.fromkeys(filter(None, ever)))
 
     @property
     def paused_s(self) -> float:

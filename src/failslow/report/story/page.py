@@ -27,6 +27,7 @@ from failslow.report.story.terminal import (
     done_text,
     header_facts,
     length_text,
+    lost_text,
     verdict_line,
 )
 from failslow.report.story.timeline import timeline_picture
@@ -77,9 +78,10 @@ def _tiles(story: Story) -> list[tuple[str, str, str]]:
     mood = "bad" if slow else "good"
     tiles = [(units.count(len(slow)), "fail-slow" + "s" * (len(slow) != 1), mood)]
     if slow:
-        worst = max(case.episode.slowdown for case in slow if case.episode)
+        worst = max(slow, key=lambda case: case.worst)
+        left = f", {units.slowdown(worst.left)} left" if worst.left else ""
         tiles += [
-            (units.slowdown(worst), "worst slowdown", ""),
+            (units.slowdown(worst.worst), f"worst slowdown{left}", ""),
             (units.duration(a.lost_s), "time lost", ""),
             (units.percent(a.jct_increase_pct), "completion time", ""),
         ]
@@ -207,9 +209,12 @@ def _episodes(story: Story, shown: Sequence[Case]) -> str:
                     + small(f"{units.clock(case.start_t)[11:]} UTC"),
                     to + small(end if to != end else ""),
                     escape(length_text(case, story)),
-                    units.slowdown(episode.slowdown)
-                    + small(f"was {units.duration(episode.baseline_s)}"),
-                    units.duration(case.lost_s) if case.is_fault else "",
+                    units.slowdown(case.worst)
+                    + small(f"{units.slowdown(case.left)} left" if case.left else "")
+                    + small(f"healthy {units.duration(episode.baseline_s)}"),
+                    units.duration(case.lost_s) + small(lost_text(case).partition("\n")[2])
+                    if case.is_fault
+                    else "",
                     escape(blame_text(case)),
                     escape(done_text(case)) if case.is_fault else "",
                 ],

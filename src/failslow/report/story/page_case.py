@@ -13,7 +13,7 @@ from failslow.report import units, words
 from failslow.report.story.model import Case, Story
 from failslow.report.story.pieces import meter, small, table
 from failslow.report.story.restarts import Restart, commands_text, restart_text
-from failslow.report.story.terminal import length_text
+from failslow.report.story.terminal import length_text, slowdown_text
 
 __all__ = ["case_card", "start_card"]
 
@@ -27,7 +27,7 @@ def case_card(number: int, case: Case, story: Story, *, telemetry: Sequence[int]
     facts = [
         case.id,
         f"from {units.clock(case.start_t)} UTC, {length_text(case, story)}",
-        f"{units.slowdown(episode.slowdown)}, {units.duration(case.lost_s)} lost",
+        f"{slowdown_text(case)}, {units.duration(case.lost_s)} lost".replace("\n", ", "),
         f"confidence {episode.confidence:.3f}",
     ]
     if len(episode.levels) > 1:
@@ -39,7 +39,7 @@ def case_card(number: int, case: Case, story: Story, *, telemetry: Sequence[int]
     yield (
         f'<section class="card" id="case-{number}"><div class="head">'
         f'<h2>Fail-slow {number}</h2><span class="tag fail_slow">'
-        f"{units.slowdown(episode.slowdown)}</span></div>"
+        f"{units.slowdown(case.worst)}</span></div>"
         f'<p class="facts">{escape(" · ".join(facts))}</p>'
     )
     yield from _verdicts(case)

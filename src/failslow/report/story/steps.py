@@ -76,6 +76,9 @@ class WorkerColumns:
     """One worker's records: each the mean over its iterations since the one before."""
 
     node: str = ""
+    """The latest."""
+    nodes: dict[str, None] = field(default_factory=dict)
+    """All it has been on, in order."""
     iterations: int = 0
     t: array[float] = field(default_factory=lambda: array("d"))
     compute_s: array[float] = field(default_factory=lambda: array("d"))
@@ -154,6 +157,7 @@ class StepLines:
         if not len(self.job):
             worker.steps.add(found, self.start)
         worker.node = str(found.get("node") or worker.node)
+        worker.nodes[worker.node] = None
         worker.iterations += iterations * self._stride
         worker.t.append(t)
         worker.compute_s.append(compute_s)

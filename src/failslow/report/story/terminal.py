@@ -29,6 +29,8 @@ __all__ = [
     "done_text",
     "header_facts",
     "length_text",
+    "lost_text",
+    "slowdown_text",
     "story_view",
     "verdict_line",
 ]
@@ -79,7 +81,22 @@ def verdict_line(story: Story) -> str:
         return "no fail-slow"
     lost = units.duration(story.analysis.lost_s)
     increase = units.percent(story.analysis.jct_increase_pct)
-    return f"{units.plural(len(slow), 'fail-slow')}, {lost} lost: completion time {increase}"
+    text = f"{units.plural(len(slow), 'fail-slow')}, {lost} lost: completion time {increase}"
+    restarted_s = sum(case.restarted_s for case in slow)
+    return f"{text}, and {units.duration(restarted_s)} by restarts" if restarted_s else text
+
+
+def slowdown_text(case: Case) -> str:
+    """ "×2.75", and what is left where something was done."""
+    return units.slowdown(case.worst) + (f"\n{units.slowdown(case.left)} left" if case.left else "")
+
+
+def lost_text(case: Case) -> str:
+    """ "20.5 s"; a restart's apart: that is none of slowness."""
+    if not case.is_fault:
+        return "–"
+    more = f"\n+ {units.duration(case.restarted_s)} restart" if case.restarted_s else ""
+    return units.duration(case.lost_s) + more
 
 
 def blame_text(case: Case) -> str:
@@ -173,8 +190,8 @@ def _episodes(cases: Sequence[Case]) -> Table:
             str(number),
             f"step {units.count(first.start_step)}\n{units.clock(case.start_t)[11:]}",
             end if episode.end_step is None else f"step {units.count(episode.end_step)}\n{end}",
-            Text(units.slowdown(episode.slowdown), style=style),
-            units.duration(case.lost_s) if case.is_fault else "–",
+            Text(slowdown_text(case), style=style),
+            lost_text(case),
             what,
             done_text(case) if case.is_fault else "",
         )
