@@ -169,6 +169,26 @@ def test_ctrl_c_leaves_quietly_with_130(command: Sequence[str]) -> None:
     assert b"Traceback" not in shown
 
 
+def test_ctrl_c_during_the_imports_leaves_quietly_with_130(command: Sequence[str]) -> None:
+    interrupted = (
+        "import runpy, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted, *command, "version"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_colours_are_for_terminals_only(command: Sequence[str], examples: Path) -> None:
     log = str(examples / "megatron_slow.log")
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
