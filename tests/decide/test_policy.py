@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,19 @@ def test_late_verdict_finds_the_loss_already_there() -> None:
     (decision,) = job.at(600.0, verdict(device(1)))
     assert decision.level == "S2"
     assert decision.lost_s == pytest.approx(300.0)
+
+
+def test_a_pause_of_our_own_is_no_loss_by_slowness() -> None:
+    job = Job()
+    job.slow(10.0, slowdown=4.0, lost_s=7.5)
+    # the last iteration was told at 10 s; training stood still for 4 of the 5 s since
+    (decision,) = job.at(15.0, replace(verdict(device(1)), pause_s=4.0))
+    assert decision.lost_s == pytest.approx(7.5 + 0.75)
+    told_since = Job()
+    told_since.slow(10.0, slowdown=4.0, lost_s=7.5)
+    told_since.slow(15.0, slowdown=4.0, lost_s=8.0)
+    (decision,) = told_since.at(15.2, replace(verdict(device(1)), pause_s=4.0))
+    assert decision.lost_s == pytest.approx(8.0)  # what iterations told stays
 
 
 def test_next_level_follows_only_once_its_own_cost_is_lost() -> None:

@@ -171,6 +171,10 @@ class Account:
             self.since_report_s += (now_s - self.now_s) * self.loss_rate
         self.now_s = max(self.now_s, now_s)
 
+    def paused(self, pause_s: float) -> None:
+        """Training stood still so long, by a pause of our own: that is no loss by slowness."""
+        self.since_report_s = max(0.0, self.since_report_s - pause_s * self.loss_rate)
+
     def report(self, episode: str, lost_s: float, slowdown: float) -> None:
         """The job's own numbers replace what was reckoned since the last ones."""
         if episode != self.episode:

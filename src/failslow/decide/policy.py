@@ -89,6 +89,8 @@ class Policy:
         if isinstance(event, Pace):
             self._present(event.episode, now_s).report(event.episode, event.lost_s, event.slowdown)
         elif isinstance(event, Verdict):
+            if account is not None:
+                account.paused(event.pause_s)
             if event.findings:
                 self._present(event.episode, now_s).accuse(event.findings)
         elif isinstance(event, Relieved):
