@@ -106,8 +106,9 @@ def test_each_section_tells_what_the_journal_says(device: Story, tmp_path: Path)
         "4 workers on 2 nodes", "1,306 iterations", "healthy 80.0 ms", "pp 1 × dp 4", "mode auto",
         "1 fail-slow, 4.30 s lost: completion time +3.96 %", "step 586", "step 945", "34.5 s",
         "×1.39", "device of rank 2 (gpu-1, GPU 0) ×1.52: device degradation (thermal)",
-        "S2: 72 % removed",
+        "S2: 72 % removed", "×1.11 left",
     ])  # fmt: skip
+    has(cards["Own time of each worker"], ["more micro-batches take longer"])
     has(cards["Fail-slow 1"], [
         "confidence 0.998", "gemm bf16 4096", "31.0 ms", "20.4 ms", "×1.52",
         "throttle reason hw_thermal_slowdown", "against CPU contention", "at step 622 (820 ms)",

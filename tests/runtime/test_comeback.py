@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from failslow.comeback import against, launched, least_hosts, meets_here, needed_nodes
+from failslow.runtime.doctor.settings import known_variables
 
 HOST = socket.gethostname()
 TORCHRUN = ("torchrun", "--nnodes", "6:8", "--rdzv-backend", "c10d")
@@ -70,7 +71,9 @@ def test_a_job_that_nobody_would_start_again_as_meant_is_known() -> None:
 def test_the_fewest_hosts_a_launcher_starts_on_are_known(
     command: tuple[str, ...], environ: dict[str, str], least: int
 ) -> None:
-    assert least_hosts(launched(command, environ)) == least
+    told = launched(command, environ)
+    assert least_hosts(told) == least
+    assert told.keys() <= known_variables()  # doctor calls no other one its own
 
 
 @pytest.mark.parametrize(

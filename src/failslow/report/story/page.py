@@ -63,7 +63,7 @@ def _page(story: Story, made_at: str) -> Iterator[str]:
     yield from start_card(story)
     yield from _suspicions(story)
     yield from _profiles(story, payload)
-    yield from _own_time(payload)
+    yield from _own_time(payload, story)
     yield from _links(payload)
     yield from _events(story)
     yield from _monitoring(story)
@@ -279,12 +279,14 @@ def _profiles(story: Story, payload: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _own_time(payload: dict[str, Any]) -> Iterator[str]:
+def _own_time(payload: dict[str, Any], story: Story) -> Iterator[str]:
     own = payload["own"]
     if own is None:
         return
     by = "node" if len(own["ranks"]) > _FOLD else "rank"
     left_out = f" {own['left_out']:,} that stand out least are left out." if own["left_out"] else ""
+    if any(level in ("S2", "S3") for _, level in story.in_force):
+        left_out += " What was done counts, too: more micro-batches take longer."
     yield (
         '<section class="card"><div class="head"><h2>Own time of each worker</h2></div>'
         '<p class="facts">Seconds of an iteration in no collective, over the worker’s own median '
