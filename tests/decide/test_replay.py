@@ -161,7 +161,6 @@ def test_history_never_costs_more_than_its_factor(
     history = {"device": SurvivalCurve.fit([s[2] + 0.1 for s in seen])}
     config = settings(trust=trust, redistribute_cost_s=20.0, **NOTHING_IGNORED)
     results = compare(incidents, ("learned", "clairvoyant"), config=config, history=history)
-    trust = trust if trust < 1.0 else 0.5
     for learned, best in zip(results["learned"], results["clairvoyant"], strict=True):
         assert learned.total_s <= (1 + 1 / trust) * best.total_s * FLOAT
 

@@ -48,7 +48,7 @@ PolicyName = Literal[
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 _TRUST = 0.5
-"""Of "learned" where the settings trust nothing."""
+"""Of "learned" where the settings say nothing of it."""
 _MOST_EVENTS = 100_000
 """A policy that decides more often than that on one fault is broken."""
 
@@ -230,7 +230,7 @@ def compare(
     # a recorded verdict is told once, and stands
     common = {"mode": "auto", "confirmations": 1}
     ladder = config.model_copy(update={**common, "trust": 1.0})
-    trust = config.trust if config.trust < 1.0 else _TRUST
+    trust = config.trust if "trust" in config.model_fields_set else _TRUST
     learned = config.model_copy(update={**common, "trust": trust})
     found: dict[PolicyName, list[Replayed]] = {}
     for name in policies:
