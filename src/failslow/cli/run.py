@@ -228,7 +228,8 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str], limit: int) -
     if not requeued and (needed := needed_nodes(command)):
         note(
             f"--nnodes asks for {needed} nodes: unless a spare one waits, the job cannot start "
-            "again without one; give --nnodes MIN:MAX"
+            "again without one; give --nnodes MIN:MAX, or tell of spare nodes by "
+            "FAILSLOW_DECIDE_SPARES"
         )
     supervised = Supervised(
         command,
