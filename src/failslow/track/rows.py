@@ -166,7 +166,7 @@ class RowMaker:
     ) -> None:
         """Take the calls off `hidden` that a mark accounts for. Both go on from block to block."""
         begin = 0
-        for mark in np.flatnonzero(is_mark[1:]):
+        for mark in np.flatnonzero(is_mark[1:]).tolist():
             own = int(group[mark])
             self._count(hidden[begin : mark + 1], group[begin : mark + 1])
             if closing[mark]:
