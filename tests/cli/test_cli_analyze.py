@@ -235,7 +235,7 @@ def test_a_page_that_cannot_be_written_is_one_error_after_the_table(
 
     assert result.exit_code == 1
     assert "1  fail-slow" in result.stdout
-    assert "report.html: cannot be written: No such file or directory" in one_line(result.stderr)
+    assert "report.html: cannot be written: there is no such folder" in one_line(result.stderr)
 
 
 def test_a_bug_in_a_reader_is_one_line_and_the_others_are_shown(
