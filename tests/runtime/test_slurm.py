@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import os
+import signal
 from pathlib import Path
 from typing import Any, cast
 
@@ -293,3 +295,18 @@ def test_outside_of_slurm_and_before_any_restart_it_writes_neither(
     tmp_path: Path, restarted: str
 ) -> None:
     assert _journal_of(tmp_path, None, "off", restarted) == []
+
+
+def test_a_command_to_slurm_outlives_the_signal_that_ends_the_jobs_processes() -> None:
+    """Requeueing sends SIGTERM to what is to say which nodes the next start leaves out."""
+    told: list[str] = []
+    speaker = Slurm(allocation(), requeue=False, limit=1, say=told.append)
+    signalled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: signalled.append(number))
+    try:
+        both = f"kill -TERM $$ {os.getpid()}; exit 0"
+        assert speaker._do(("sh", "-c", both), 1, "")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signalled == [signal.SIGTERM]
+    assert told[0].startswith("done: sh -c")

@@ -65,7 +65,7 @@ def test_a_slow_node_is_drained_and_the_job_starts_again_on_others(
     job, slow, output = _evicted(slurm, tmp_path, "requeue", "--exclude", "node4")
     running = slurm.job(job)
     assert running["Restarts"] == "1"
-    assert sorted(expand(running["ExcNodeList"])) == [slow, "node4"]
+    assert sorted(expand(running["ExcNodeList"])) == [slow, "node4"], output
     nodes = expand(running["NodeList"])
     assert len(nodes) == 2
     assert slow not in nodes

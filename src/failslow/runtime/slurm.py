@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -185,15 +186,22 @@ def shown(commands: Sequence[Command]) -> list[str]:
 
 
 def _done(command: Command) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    """Slurm sends SIGTERM to all processes of a job that it requeues, and to the very command that
+    is to say more of it: that one does not hear it, and this process does so afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _look(job: str) -> Mapping[str, str]:
