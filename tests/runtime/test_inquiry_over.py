@@ -115,14 +115,20 @@ def test_workers_that_are_started_again_have_a_reference_of_their_own() -> None:
     assert [(record["why"], record["ok"]) for record in taken] == [("reference", True)] * 2
 
 
-def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> None:
-    """Those of before compare with nothing: peers alone then told who is slow."""
+def changed() -> Slow:
+    """Profiled in healthy times; then its program became another."""
     job = slow("")
     job.iterate(40, HEALTHY_S)
     job.profile("healthy")
     job.iterate(40, HEALTHY_S)
     job.run += 1
     job.iterate(20, HEALTHY_S)
+    return job
+
+
+def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> None:
+    """Those of before compare with nothing: peers alone then told who is slow."""
+    job = changed()
     assert job.pipeline.inquiry.healthy == []
     job.iterate(60, HEALTHY_S)
     asked = [order.body["why"] for order in job.orders if order.topic == "profile"]
@@ -133,12 +139,7 @@ def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> 
 
 def test_a_new_controller_takes_no_profiles_of_another_program() -> None:
     """It asks for new ones, once it knows who lives."""
-    job = slow("")
-    job.iterate(40, HEALTHY_S)
-    job.profile("healthy")
-    job.iterate(40, HEALTHY_S)
-    job.run += 1
-    job.iterate(20, HEALTHY_S)
+    job = changed()
     job.begin("launch-1", job.journal)
     job.iterate(5, HEALTHY_S)
     assert (job.orders, job.pipeline.inquiry.healthy) == ([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -84,17 +85,20 @@ class Steered(Scripted):
         body = {"what": "facts"} | asdict(FACTS) | changes
         self.give(Report(node="node0", rank=0, topic="steer", body=body))
 
+    def pass_by(self, own: Sequence[float], iteration_s: float) -> None:
+        """One iteration, of which each rank takes so much by itself."""
+        noise = self.random.gauss(1.0, 0.01)
+        self.now_s += iteration_s * noise
+        for rank in self.ranks:
+            self.give(self.sample(rank, iteration_s * noise, compute_s=own[rank] * noise))
+        self.give(Tick())
+
     def train(self, count: int) -> None:
         """Iterations of 100 ms: 8.5 ms of work a micro-batch and 32 ms of the rest."""
         for _ in range(count):
             at = [self.placement.index(rank) for rank in self.ranks]
             own = [0.0085 * self.counts[at[rank]] * self.slow[rank] for rank in self.ranks]
-            noise = self.random.gauss(1.0, 0.01)
-            duration_s = (max(own) + 0.032) * noise
-            self.now_s += duration_s
-            for rank in self.ranks:
-                self.give(self.sample(rank, duration_s, compute_s=own[rank] * noise))
-            self.give(Tick())
+            self.pass_by(own, max(own) + 0.032)
             if self.step[0] % 10 == 0:
                 self.beat()
 

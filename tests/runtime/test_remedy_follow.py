@@ -175,12 +175,7 @@ class Optimizing(Steered):
     def train(self, count: int) -> None:
         for index in range(count):
             own = [0.030 + UNIT_S * n * k for n, k in zip(self.counts, self.slow, strict=True)]
-            noise = self.random.gauss(1.0, 0.01)
-            duration_s = (max(own) + 0.032) * noise
-            self.now_s += duration_s
-            for rank in self.ranks:
-                self.give(self.sample(rank, duration_s, compute_s=own[rank] * noise))
-            self.give(Tick())
+            self.pass_by(own, max(own) + 0.032)
             if index % 10 == 9:
                 self.beat()
 
@@ -310,12 +305,7 @@ OWN_S = (0.020, 0.020, 0.030, 0.030)
 def train_stages(job: Steered, count: int) -> None:
     for index in range(count):
         own = [OWN_S[job.placement.index(rank)] * job.slow[rank] for rank in job.ranks]
-        noise = job.random.gauss(1.0, 0.01)
-        duration_s = (max(own) * 2 + 0.05) * noise
-        job.now_s += duration_s
-        for rank in job.ranks:
-            job.give(job.sample(rank, duration_s, compute_s=own[rank] * noise))
-        job.give(Tick())
+        job.pass_by(own, max(own) * 2 + 0.05)
         if index % 10 == 0:
             job.beat()
 
