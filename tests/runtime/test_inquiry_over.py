@@ -126,17 +126,6 @@ def changed() -> Slow:
     return job
 
 
-def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> None:
-    """Those of before compare with nothing: peers alone then told who is slow."""
-    job = changed()
-    assert job.pipeline.inquiry.healthy == []
-    job.iterate(60, HEALTHY_S)
-    asked = [order.body["why"] for order in job.orders if order.topic == "profile"]
-    assert asked == ["healthy"]
-    assert len(job.pipeline.inquiry.healthy) == 4
-    assert job.pause_orders == ["survey", "arm", "commit"]  # the reference still holds
-
-
 def test_a_new_controller_takes_no_profiles_of_another_program() -> None:
     """It asks for new ones, once it knows who lives."""
     job = changed()

@@ -149,8 +149,10 @@ class Inquiry:
         self._want_healthy(now_s + _HEALTHY_AGAIN_S)
 
     def changed(self, now_s: float) -> None:
-        """The program is another one: its calls do not compare with those of before."""
-        self._healthy, self._start = {}, None
+        """The program is another one: ask for what profiles are missing.
+
+        Those there are stay: without any, links cannot be planned for at all.
+        """
         self._want_healthy(now_s + _HEALTHY_AFTER_S)
 
     def report(self, event: Report, now_s: float) -> list[Instruction]:
