@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from tests.runtime.test_inquiry import HEALTHY_S, RANKS, Inquired
 
 from failslow.config import DecideConfig, LocalizeConfig
+from failslow.pipeline import Report
 from failslow.pipeline.witnesses import Witnesses
-from failslow.records import Verdict
+from failslow.records import Finding, JobFacts, Verdict
 
 
 class Slow(Inquired):
@@ -51,7 +53,7 @@ class Slow(Inquired):
 
 def slow(holds: str) -> Slow:
     job = Slow(
-        decide=DecideConfig.model_validate({"mode": "advise"}),
+        decide=DecideConfig.model_validate({"mode": "advise", "topology_cost_s": 0.2}),
         localize=LocalizeConfig.model_validate({"pauses_per_hour": 100, "max_pause_share": 1.0}),
     )
     job.holds = holds
@@ -115,15 +117,52 @@ def test_workers_that_are_started_again_have_a_reference_of_their_own() -> None:
     assert [(record["why"], record["ok"]) for record in taken] == [("reference", True)] * 2
 
 
-def changed() -> Slow:
-    """Profiled in healthy times; then its program became another."""
+def changed(before: float = 1.0) -> Slow:
+    """Profiled at the start, rank 2 `before` times as slow; then its program became another."""
     job = slow("")
     job.iterate(40, HEALTHY_S)
-    job.profile("healthy")
+    job.profile("healthy", before)
     job.iterate(40, HEALTHY_S)
     job.run += 1
     job.iterate(20, HEALTHY_S)
     return job
+
+
+def test_after_a_change_of_the_program_healthy_profiles_are_asked_for_anew() -> None:
+    """Calls of the earlier one compare with nothing: peers alone tell who is slow."""
+    job = changed()
+    earlier = job.pipeline.inquiry.healthy
+    job.iterate(60, HEALTHY_S)
+    asked = [order.body["why"] for order in job.orders if order.topic == "profile"]
+    assert asked == ["healthy"]
+    anew = job.pipeline.inquiry.healthy
+    assert [p.rank for p in anew] == [p.rank for p in earlier] == list(RANKS)
+    assert min(p.start_t for p in anew) > max(p.end_t for p in earlier)
+    assert job.pause_orders == ["survey", "arm", "commit"]  # the reference still holds
+
+
+def test_who_is_slow_just_after_a_change_of_the_program_is_told_by_peers() -> None:
+    """In the earlier one this worker had so much more to do: by that nobody would be slow."""
+    job = changed(1.6)
+    job.slow = 1.6
+    job.until(lambda: job.said("diagnosis")[-1].record.episode != "", slow=1.4)
+    assert [s.ranks for s in job.said("diagnosis")[-1].record.suspects] == [(2,)]
+
+
+def test_a_link_slow_just_after_a_change_of_the_program_is_planned_for() -> None:
+    """By profiles of the earlier program: without any, no other placement promises anything."""
+    job = changed()
+    facts = JobFacts(pp=1, dp=4, microbatches=32, hosts=("a", "b", "c", "d"))
+    about = {"what": "facts"} | asdict(facts)
+    job.give(Report(node="node0", rank=0, topic="steer", body=about))
+    job.slow, job.refuses = 1.6, "no pause"
+    job.until(lambda: job.pipeline.episode is not None, slow=1.4)
+    link = Finding(what="link", slowdown=20.0, ranks=(2,), peer_ranks=(1,), host="c", peer_host="b")
+    verdict = Verdict(episode=job.pipeline.episode or "", findings=(link,))
+    job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
+    job.until(lambda: bool(job.said("decision")), slow=1.4)
+    options = job.said("decision")[-1].record.options
+    assert [o.level for o in options if o.applicable] == ["S1", "S3"]
 
 
 def test_a_new_controller_takes_no_profiles_of_another_program() -> None:

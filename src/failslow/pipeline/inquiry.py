@@ -27,7 +27,8 @@ from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
 from failslow.localize.readings import listed
 from failslow.localize.script_wire import members
-from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, profile_order, written
+from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, written
+from failslow.pipeline.healthy import AGAIN_S, SOON_S, HealthyProfiles
 from failslow.pipeline.measured import Measured, begun, ended
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.past import Past
@@ -44,10 +45,6 @@ _BACK_S = 3.0
 _EMPTY = 3
 """Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
 _WELL = 1.05
-_HEALTHY_AFTER_S, _HEALTHY_AGAIN_S = 5.0, 60.0
-"""Healthy profiles that a suspicion came before, or a change of the program: how long after it they
-are asked for, and again, then after twice as long, and so on: a worker may never give one."""
-_MOST_AGAIN_S = 3600.0
 
 
 class Inquiry:
@@ -79,13 +76,11 @@ class Inquiry:
         self._case: Case | None = None
         self._kept: Case | None = None
         """The case before it, if something is still done about that one."""
-        self._healthy: dict[int, RankProfile] = {}
+        self._healthy = HealthyProfiles()
         self._start: Diagnosis | None = None
         """Who calls late in healthy times: slow from the start."""
         self._reference: list[dict[str, Any]] = []
         self._reference_due_s: float | None = None
-        self._healthy_due_s: float | None = None
-        self._healthy_again_s = _HEALTHY_AGAIN_S
         self._witnesses = Witnesses()
         self._measured: Measured | None = None
 
@@ -97,8 +92,8 @@ class Inquiry:
 
     @property
     def healthy(self) -> list[RankProfile]:
-        """How the workers' calls went in healthy times."""
-        return list(self._healthy.values())
+        """How the workers' calls went in healthy times, if need be by an earlier program."""
+        return list(self._healthy.known.values())
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -113,7 +108,7 @@ class Inquiry:
         if event == "cleared":
             if case is not None and not case.confirmed:
                 self._case, self._kept = self._kept, None
-            self._want_healthy(now_s + _HEALTHY_AFTER_S)
+            self._healthy.want(now_s + SOON_S)
         elif event == "onset":
             self._kept = None
             if case is None or case.id != write.tags["id"]:
@@ -136,7 +131,7 @@ class Inquiry:
                 case.kept, case.asked_s = True, None  # profiles now are of something else
             else:
                 self._case = None
-            self._want_healthy(now_s + _HEALTHY_AFTER_S)
+            self._healthy.want(now_s + SOON_S)
         return []
 
     def restarted(self, now_s: float) -> None:
@@ -144,16 +139,14 @@ class Inquiry:
 
         Agents profile new workers by themselves; of those that were not it is asked for.
         """
-        self._healthy, self._reference, self._start = {}, [], None
+        self._healthy, self._reference, self._start = HealthyProfiles(), [], None
         self._reference_due_s = None
-        self._want_healthy(now_s + _HEALTHY_AGAIN_S)
+        self._healthy.want(now_s + AGAIN_S)
 
     def changed(self, now_s: float) -> None:
-        """The program is another one: ask for what profiles are missing.
-
-        Those there are stay: without any, links cannot be planned for at all.
-        """
-        self._want_healthy(now_s + _HEALTHY_AFTER_S)
+        """The program is another one: its calls do not compare with those of before."""
+        self._healthy.change(now_s)
+        self._start = None
 
     def report(self, event: Report, now_s: float) -> list[Instruction]:
         """An agent answers."""
@@ -200,13 +193,13 @@ class Inquiry:
         """
         back_s = now_s + _BACK_S
         self._reference = [dict(result) for result in past.reference]
-        self._healthy = dict(past.profiles)
+        self._healthy = HealthyProfiles(past.profiles)
         for t, pause_s, counted in past.pauses:
             self._lead.remember(t, pause_s, counted=counted)
         case = self._case
         if case is None:
             # what is due by the iterations told once more is long past
-            self._want_healthy(back_s if past.episode is None else None)
+            self._healthy.want(back_s if past.episode is None else None)
             return []
         if episode is not None and case.confirmed:
             case.id = episode
@@ -227,19 +220,13 @@ class Inquiry:
 
     def _ask_healthy(self, now_s: float) -> list[Instruction]:
         """Agents make healthy profiles by themselves, unless a suspicion came first."""
-        if self._healthy_due_s is None or now_s < self._healthy_due_s:
+        if not self._healthy.due(now_s):
             return []
-        if self._are_all(self._healthy):
-            self._healthy_due_s = None
+        if self._healthy.are_of(self._ranks()):
+            self._healthy.want(None)
             self._want_reference(now_s)
             return []
-        self._healthy_due_s = now_s + self._healthy_again_s
-        self._healthy_again_s = min(_MOST_AGAIN_S, 2.0 * self._healthy_again_s)
-        return [profile_order("healthy")]
-
-    def _want_healthy(self, due_s: float | None) -> None:
-        """Ask for healthy profiles then, unless all are there."""
-        self._healthy_due_s, self._healthy_again_s = due_s, _HEALTHY_AGAIN_S
+        return [self._healthy.order(now_s)]
 
     def _profile(self, event: Report, now_s: float) -> list[Instruction]:
         try:
@@ -268,14 +255,14 @@ class Inquiry:
 
     def _first_look(self, profile: RankProfile, now_s: float) -> list[Instruction]:
         """Healthy profiles: once all are there, who is slow from the start, by its peers?"""
-        new = profile.rank not in self._healthy
-        self._healthy[profile.rank] = profile
-        if not new or not self._are_all(self._healthy):
+        healthy = self._healthy
+        if not healthy.take(profile) or not healthy.are_of(self._ranks()):
             return []
         self._want_reference(now_s)
-        diagnosis = diagnose(list(self._healthy.values()), [], episode="", slowdown=1.0)
+        profiles = healthy.of_now
+        diagnosis = diagnose(list(profiles.values()), [], episode="", slowdown=1.0)
         self._start = diagnosis
-        out = written(self._healthy, sorted(self._healthy), "", now_s)
+        out = written(profiles, sorted(profiles), "", now_s)
         out.append(Write(kind="diagnosis", record=diagnosis, t=now_s))
         if diagnosis.suspects:
             out.append(Say("at the start: " + described(diagnosis)))
@@ -287,7 +274,7 @@ class Inquiry:
         diagnosis = diagnose(
             list(case.profiles.values()),
             # an elastic job may have fewer workers than it had
-            [profile for rank, profile in self._healthy.items() if rank in case.profiles],
+            [profile for rank, profile in self._healthy.of_now.items() if rank in case.profiles],
             episode=case.id,
             slowdown=case.slowdown,
         )
@@ -439,7 +426,7 @@ class Inquiry:
 
     def _places(self) -> list[script.WorkerPlace]:
         living = set(self._ranks())
-        profiles = self._healthy | (self._case.profiles if self._case else {})
+        profiles = self._healthy.known | (self._case.profiles if self._case else {})
         return [
             script.WorkerPlace.of(profile)
             for rank, profile in sorted(profiles.items())
