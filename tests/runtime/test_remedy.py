@@ -399,6 +399,24 @@ def test_places_changed_for_an_earlier_fault_are_no_level_for_the_next_one() -> 
     assert job.counts[job.placement.index(2)] < 8
 
 
+def test_what_an_iteration_takes_is_learnt_after_the_first_facts() -> None:
+    """A Coordinator has to see some first; without it gains are guessed, in rounds."""
+    job = steered()
+    job.facts(iteration_s=0.0, dp_s=0.03, no_topology_change="")
+    job.facts(iteration_s=0.0, dp_s=0.03, no_topology_change="")
+    assert [e.record.iteration_s for e in job.said("jobfacts")] == [0.0]
+    job.train(100)
+    job.facts(dp_s=0.03, no_topology_change="")
+    job.facts(iteration_s=0.2, dp_s=0.03, no_topology_change="")
+    assert [e.record.iteration_s for e in job.said("jobfacts")] == [0.0, 0.1]
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+    decision = job.said("decision")[-1].record
+    (refused,) = [o.reason for o in decision.options if o.level == "S3"]
+    assert refused == "the best placement takes 0.17 s to 0.17 s an iteration: below a gain of 5 %"
+
+
 def test_only_what_a_pause_measured_and_found_fast_is_well() -> None:
     job = steered(relief_hold_s=3.0)
     key = congested(job)

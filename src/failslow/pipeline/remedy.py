@@ -69,6 +69,8 @@ class Remedy:
         """workers: those of the job, as they are at any time."""
         self._config, self._workers = config, workers
         self.facts: JobFacts | None = None
+        self._calibrated = False
+        """Plans are made by profiles of healthy workers."""
         self._initial = InForce()
         self._experience = Experience()
         self._policy = self._make_policy(None, 0)
@@ -218,9 +220,8 @@ class Remedy:
         self._own.learn(again=again)
         if self.facts is not None and profiles:
             with suppress(PlanError):
-                facts = calibrate(self.facts, profiles)
-                planner = LayoutPlanner(facts, self._config, evictions=self.evictions)
-                self._policy.fit(planner)
+                self._fit(calibrate(self.facts, profiles))
+                self._calibrated = True
 
     def own_slowdowns(self) -> dict[int, float]:
         """How slow each worker is by its own time per micro-batch, where that is known."""
@@ -289,15 +290,24 @@ class Remedy:
         self._experience.give(policy.costs, facts)
         return policy
 
+    def _fit(self, facts: JobFacts) -> None:
+        """Plan by these from here on; a PlanError leaves all as it was."""
+        self._policy.fit(LayoutPlanner(facts, self._config, evictions=self.evictions))
+
     def _learn_facts(self, facts: JobFacts, now_s: float) -> list[Instruction]:
         known = self.facts
         if known is not None and replace(facts, iteration_s=known.iteration_s) == known:
-            return []  # it only knows its pace better
+            if known.iteration_s or not facts.iteration_s:
+                return []  # it only knows its pace better
+            if not self._calibrated:  # until now gains were guessed, in rounds of micro-batches
+                self._fit(facts)
+            self.facts = facts
+            return [Write(kind="jobfacts", record=facts, t=now_s)]
         evictions = self._policy.evictions
         if known is not None:
             self._experience.forget_refusals()
         policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
-        self.facts, self._policy = facts, policy
+        self.facts, self._policy, self._calibrated = facts, policy, False
         self._desk.clear()  # its orders are of another trainer
         if known is not None:
             self._own = OwnTimes(self._workers)
