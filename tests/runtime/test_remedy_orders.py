@@ -186,6 +186,18 @@ def test_a_third_controller_knows_the_orders_of_the_second() -> None:
     assert len(job.orders) == 3  # it is even
 
 
+def test_what_the_second_could_not_take_back_the_third_does() -> None:
+    """The second has written meanwhile what is in force, which is not yet what it plans by."""
+    job = taken_over(failures=9)
+    job.slow[2] = 1.0
+    job.train(200)
+    assert "standing" in [e.record["what"] for e in job.said("action")[-2:]]
+    assert job.counts != EVEN
+    job.failures = 0
+    job.begin("launch-1", job.journal)
+    assert job.counts == EVEN
+
+
 def test_a_plan_for_a_culprit_found_meanwhile_outdoes_the_take_back() -> None:
     job = taken_over(failures=9)
     job.train(60)
@@ -257,6 +269,24 @@ def test_an_order_that_the_workers_died_with_is_not_waited_for() -> None:
     assert errors == ["the workers were started again"]
     job.answer(lost)  # it was on its way: of workers that are gone
     assert in_force(job).microbatches == EVEN
+
+
+def test_an_order_to_workers_without_a_coordinator_ends_with_them() -> None:
+    """Else the policy would wait for its outcome for ever."""
+    job = steered(allow_restart=True, restart_cost_s=1.0, confirmations=1)
+    job.answers = False
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    job.accuse(2, 2.0)
+    job.train(20)
+    assert [order.body["level"] for order in job.orders] == ["S4"]
+    for rank in job.ranks:
+        job.process[rank], job.step[rank] = f"{2000 + rank}-99", -1
+    job.now_s += 3.0
+    job.train(1)
+    assert [e.record.error for e in job.said("outcome")] == ["the workers were started again"]
+    assert [order.body["level"] for order in job.orders] == ["S4", "S4"]  # it is still slow
 
 
 def test_a_new_controller_knows_that_the_workers_were_started_again() -> None:

@@ -146,7 +146,10 @@ class Remedy:
     def _stands(self, now_s: float, **more: Any) -> Write:
         """What is in force."""
         about = {"next_id": self._desk.next_id} | more
-        record = {"what": "standing", **asdict(self._policy.in_force), **about}
+        force, back = self._policy.in_force, self._desk.back
+        if back is not None:  # planned for as if it were gone already
+            force = replace(force, microbatches=back.split)
+        record = {"what": "standing", **asdict(force), **about}
         return Write(kind="action", record=record, t=now_s)
 
     # -- events ------------------------------------------------------------------------------------
@@ -256,10 +259,10 @@ class Remedy:
         policy, asked = self._policy, self._desk.asked
         self._desk.clear()
         self._own.forget_told()
-        if self.facts is None:
-            return []
         was, policy.in_force = policy.applied, self._initial
-        out: list[Instruction] = [self._stands(now_s, anew=True)]
+        out: list[Instruction] = []
+        if self.facts is not None:
+            out.append(self._stands(now_s, anew=True))
         if was != "S1":
             outcome = Outcome(episode=policy.episode, level="S1", ok=True, cost_s=0.0)
             self._aftermath.begin(outcome)
