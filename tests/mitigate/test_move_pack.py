@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="moving state needs torch")
 import torch
 from hypothesis import given
 from tests.mitigate.made_states import same_bits, states
+from torch.testing._internal.two_tensor import TwoTensor
 
 from failslow.errors import MoveError
 from failslow.mitigate.move_pack import (
@@ -91,14 +92,28 @@ def test_a_conjugate_travels_as_what_it_shows() -> None:
     assert torch.equal(travelled(pack(numbers.conj().imag)), torch.tensor([-2.0, 4.0]))
 
 
+def _two() -> torch.Tensor:
+    two: torch.Tensor = TwoTensor(torch.ones(3), torch.ones(3))  # type: ignore[no-untyped-call]
+    return two
+
+
+def _freed(size: int) -> torch.Tensor:
+    tensor = torch.zeros(size)
+    tensor.untyped_storage().resize_(0)  # as FSDP1 does between two uses of a parameter
+    return tensor
+
+
 @pytest.mark.parametrize(
     ("state", "told"),
     [
         ({"a": [object()]}, r"state\['a'\]\[0\] is a object"),
         ({"f": len}, r"state\['f'\] is a builtin_function_or_method"),
         ({(1, 2): 3}, "a key of state is a tuple"),
-        ([torch.zeros(3).to_sparse()], r"state\[0\] is a torch.sparse_coo tensor"),
+        ([torch.zeros(3).to_sparse()], r"state\[0\] is a torch.sparse_coo Tensor"),
         ([torch.zeros(3, device="meta")], r"state\[0\] is a .* on meta"),
+        # its parts hold the values
+        ([_two()], "TwoTensor .* with memory of their own"),
+        ([_freed(3)], "with memory of their own"),
         ({1}, "state is a set"),
     ],
 )

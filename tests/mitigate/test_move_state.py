@@ -154,6 +154,56 @@ def test_state_of_another_place_is_refused() -> None:
         put_state(state, two, torch.optim.SGD(two.parameters(), lr=1.0))
     with pytest.raises(MoveError, match="parameters of the optimizer: 1 here and 2"):
         put_state(state, here, torch.optim.SGD([here.weight], lr=1.0))
+    apart: list[dict[str, Any]] = [{"params": [here.weight]}, {"params": [here.bias]}]
+    with pytest.raises(MoveError, match=r"each group of the optimizer: \[1, 1\] here and \[2\]"):
+        put_state(state, here, torch.optim.SGD(apart, lr=1.0))
+
+
+class Rotary(nn.Module):
+    """A table that has grown with the sequences, and one that was computed in double precision."""
+
+    table: torch.Tensor
+    sums: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(2, 2)
+        self.register_buffer("table", torch.zeros(4), persistent=False)
+        self.register_buffer("sums", torch.zeros(2))
+        self.held = self.table  # as DDP holds on to what it broadcasts
+
+
+def test_buffers_that_became_others_in_training_go_along() -> None:
+    """They cannot be refused: whoever goes back builds the same small table again."""
+    here, there = Rotary(), Rotary()
+    here.table, here.sums = torch.arange(9.0), torch.tensor([1 / 3, 2.0], dtype=torch.float64)
+    state = sent(take_state(here, torch.optim.SGD(here.parameters(), lr=1.0)))
+    put_state(state, there, torch.optim.SGD(there.parameters(), lr=1.0))
+    assert there.table.tolist() == list(range(9))
+    assert there.held is there.table
+    assert torch.equal(there.sums, here.sums)
+    assert set(there.state_dict()) == {"line.weight", "line.bias", "sums"}
+
+
+class Around(torch.optim.SGD):
+    """As ZeroRedundancyOptimizer: another one within it has the moments."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.optim = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # never a loss
+        self.optim.step(closure)
+
+
+def test_an_optimizer_around_another_is_refused_and_not_emptied() -> None:
+    model = nn.Linear(6, 6)
+    optimizer = Around(model)
+    train(model, optimizer, 1)
+    with pytest.raises(MoveError, match=r"Around keeps its state in its \.optim") as caught:
+        take_state(model, optimizer)
+    assert caught.value.refused
+    assert "momentum_buffer" in take_state(model, optimizer.optim)["optimizer"][0]
 
 
 def test_room_is_counted_once_for_workers_that_share_it() -> None:

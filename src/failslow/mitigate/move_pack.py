@@ -138,10 +138,10 @@ def _number(value: torch.Tensor, path: str, packing: _Packing) -> int:
         tensor = tensor.to_local()
     if hasattr(tensor, "wait"):  # the result of a collective still under way
         tensor = tensor.wait()
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if not _is_plain(tensor):
         raise MoveError(
-            f"{path} is a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; only plain "
-            "dense ones can move",
+            f"{path} is a {tensor.layout} {type(tensor).__name__} of {tensor.dtype} on "
+            f"{tensor.device}; only plain dense ones with memory of their own can move",
             refused=True,
         )
     tensor = tensor.resolve_conj().resolve_neg()
@@ -151,6 +151,13 @@ def _number(value: torch.Tensor, path: str, packing: _Packing) -> int:
     packing.tensors.append(tensor)
     packing.numbers[place] = len(packing.tensors) - 1
     return packing.numbers[place]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its values lie in its own memory: a tensor that wraps others (torchao's) has none, nor has
+    one whose storage was freed. As their addresses are all 0, they would be taken for one."""
+    dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
+    return dense and (not tensor.numel() or tensor.data_ptr() != 0)
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

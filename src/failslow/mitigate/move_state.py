@@ -9,7 +9,7 @@ same model and optimizer elsewhere going on exactly where it left off:
     put_rng(moved.state["extras"]["rng"], device)
     # {"tensors":{"layers.0.weight":…},"buffers":[["norm.mean",true]],
     #  "optimizer":[{"step":…,"exp_avg":…},…],"masters":[null,…],"shared":{},
-    #  "groups":[{"lr":0.001,…}],"extras":{"rng":{"torch":…},"sampler":17}}
+    #  "groups":[{"lr":0.001,…}],"sizes":[12],"extras":{"rng":{"torch":…},"sampler":17}}
 
 What an optimizer holds beside the model's parameters goes along: copies in single precision that it
 steps instead (`masters`), and state that is of no parameter (`shared`). A buffer that a model makes
@@ -39,7 +39,9 @@ def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any
     """Parameters, buffers, optimizer and `extras`; nothing is copied.
 
     The optimizer is described in the order of its parameters, which the new place's must share.
+    Raises MoveError for one that keeps its state in another within it (ZeroRedundancyOptimizer).
     """
+    _check_whole(optimizer)
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     of_model = {id(p) for p in model.parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -63,8 +65,20 @@ def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any
             for p in parameters
         ],
         "groups": groups,
+        "sizes": [len(group["params"]) for group in optimizer.param_groups],
         "extras": extras,
     }
+
+
+def _check_whole(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer around another shows none of its moments: they would be lost."""
+    for name, inner in vars(optimizer).items():
+        if isinstance(inner, torch.optim.Optimizer) and inner.state is not optimizer.state:
+            raise MoveError(
+                f"{type(optimizer).__name__} keeps its state in its .{name}; give take_state and "
+                "put_state that one",
+                refused=True,
+            )
 
 
 @torch.no_grad()
@@ -74,17 +88,17 @@ def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim
 
     Raises MoveError where they are not those of that place: other names, shapes, or numbers.
     """
-    _make_buffers(state, model)
+    _put_buffers(state, model)
     of_model = {id(p) for p in model.parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     named: dict[str, torch.Tensor] = dict(model.named_parameters())
     theirs = sorted(set(state["tensors"]) - {name for name, _ in state["buffers"]})
     _same("parameters of the model", sorted(named), theirs)
     _same("parameters of the optimizer", len(parameters), len(state["optimizer"]))
-    _same("groups of the optimizer", len(optimizer.param_groups), len(state["groups"]))
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    _same("parameters of each group of the optimizer", sizes, state["sizes"])
     beside = [id(p) not in of_model for p in parameters]
     _same("copies the optimizer holds", beside, [m is not None for m in state["masters"]])
-    named |= {n: b for n, b in model.named_buffers() if n in state["tensors"]}
     for name, tensor in named.items():
         _become(name, tensor, state["tensors"][name])
     for number, (parameter, there) in enumerate(zip(parameters, state["masters"], strict=True)):
@@ -110,16 +124,25 @@ def _become(name: str, tensor: torch.Tensor, there: torch.Tensor) -> None:
         here.copy_(there)
 
 
-def _make_buffers(state: Mapping[str, Any], model: nn.Module) -> None:
-    """Those the old model had made by itself, where the new one has a place for them."""
-    known = {name for name, _ in model.named_buffers()}
-    modules = dict(model.named_modules())
+def _put_buffers(state: Mapping[str, Any], model: nn.Module) -> None:
+    """Those the old model had made by itself too, where the new one has a place for them.
+
+    A buffer may have become another in training, as a table that grows with the longest sequence.
+    """
+    known, modules = dict(model.named_buffers()), dict(model.named_modules())
     for name, persistent in state["buffers"]:
         path, _, last = name.rpartition(".")
-        module, buffer = modules.get(path), state["tensors"].get(name)
-        if name not in known and module is not None and buffer is not None:
+        module, there = modules.get(path), state["tensors"].get(name)
+        if module is None or there is None:
+            continue
+        here = known.get(name)
+        if here is None:
             with suppress(KeyError):  # it is another attribute there: the model makes its own
-                module.register_buffer(last, buffer, persistent=persistent)
+                module.register_buffer(last, there, persistent=persistent)
+        elif _local(here) is here and here.device == there.device:
+            here.data = there  # the same object of any shape: DDP knows it
+        else:
+            _become(name, here, there)
 
 
 def _same(what: str, here: object, there: object) -> None:
