@@ -149,20 +149,41 @@ def test_who_is_slow_just_after_a_change_of_the_program_is_told_by_peers() -> No
     assert [s.ranks for s in job.said("diagnosis")[-1].record.suspects] == [(2,)]
 
 
-def test_a_link_slow_just_after_a_change_of_the_program_is_planned_for() -> None:
-    """By profiles of the earlier program: without any, no other placement promises anything."""
-    job = changed()
+def planned_for_a_link(job: Slow) -> list[str]:
+    """The levels that can help, once a link between two of its workers is named."""
+    link = Finding(what="link", slowdown=20.0, ranks=(2,), peer_ranks=(1,), host="c", peer_host="b")
+    verdict = Verdict(episode=job.pipeline.episode or "", findings=(link,))
+    job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
+    job.until(lambda: bool(job.said("decision")), slow=1.4)
+    return [o.level for o in job.said("decision")[-1].record.options if o.applicable]
+
+
+def struck_at_last(job: Slow) -> None:
+    """Its Coordinator speaks up, then it becomes slow for good."""
     facts = JobFacts(pp=1, dp=4, microbatches=32, hosts=("a", "b", "c", "d"))
     about = {"what": "facts"} | asdict(facts)
     job.give(Report(node="node0", rank=0, topic="steer", body=about))
     job.slow, job.refuses = 1.6, "no pause"
     job.until(lambda: job.pipeline.episode is not None, slow=1.4)
-    link = Finding(what="link", slowdown=20.0, ranks=(2,), peer_ranks=(1,), host="c", peer_host="b")
-    verdict = Verdict(episode=job.pipeline.episode or "", findings=(link,))
-    job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
-    job.until(lambda: bool(job.said("decision")), slow=1.4)
-    options = job.said("decision")[-1].record.options
-    assert [o.level for o in options if o.applicable] == ["S1", "S3"]
+
+
+def test_a_link_slow_just_after_a_change_of_the_program_is_planned_for() -> None:
+    """By profiles of the earlier program: without any, no other placement promises anything."""
+    job = changed()
+    struck_at_last(job)
+    assert planned_for_a_link(job) == ["S1", "S3"]
+
+
+def test_a_new_controller_plans_by_the_profiles_in_the_journal() -> None:
+    """The suspicion at which it would learn from them has come already."""
+    job = slow("")
+    job.iterate(40, HEALTHY_S)
+    job.profile("healthy")
+    job.iterate(40, HEALTHY_S)
+    struck_at_last(job)
+    job.begin("launch-1", job.journal)
+    job.iterate(5, HEALTHY_S, slow=1.4, culprit=2)
+    assert planned_for_a_link(job) == ["S1", "S3"]
 
 
 def test_a_new_controller_takes_no_profiles_of_another_program() -> None:

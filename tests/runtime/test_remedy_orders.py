@@ -271,6 +271,40 @@ def test_an_order_that_the_workers_died_with_is_not_waited_for() -> None:
     assert in_force(job).microbatches == EVEN
 
 
+def another_coordinator(job: Steered) -> None:
+    """As where a second training begins in the same processes: with the even split."""
+    job.counts = EVEN
+    for _ in range(3):  # it says so again until it knows what an iteration takes
+        job.facts(iteration_s=0.0)
+        job.train(10)
+    job.facts()
+
+
+def test_another_coordinator_of_the_same_workers_begins_with_the_even_split() -> None:
+    job = steered()
+    struck(job)
+    job.train(60)
+    assert job.counts[2] < 8
+    another_coordinator(job)
+    assert levels(job) == [("escalate", "S2")] * 2
+    assert in_force(job).microbatches == job.counts != EVEN
+    assert [e.record.iteration_s for e in job.said("jobfacts")][-3:] == [0.1, 0.0, 0.1]
+    job.slow[2] = 1.0
+    job.train(150)
+    assert job.counts == EVEN
+
+
+def test_workers_whose_coordinator_was_heard_before_them_are_planned_for_once() -> None:
+    job = steered()
+    struck(job)
+    job.train(60)
+    start_again(job)
+    job.facts(iteration_s=0.0)
+    job.train(100)
+    assert levels(job) == [("escalate", "S2")] * 2
+    assert in_force(job).microbatches == job.counts != EVEN
+
+
 def test_an_order_to_workers_without_a_coordinator_ends_with_them() -> None:
     """Else the policy would wait for its outcome for ever."""
     job = steered(allow_restart=True, restart_cost_s=1.0, confirmations=1)

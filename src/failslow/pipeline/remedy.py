@@ -12,6 +12,7 @@ the culprit's own time decides (`CulpritPace`), never the job's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -60,6 +61,8 @@ _PACE_EVERY_S = 0.5
 _STANDING_S = 60.0
 _STANDING_RANKS_PER_S = 50
 """How often what must not be lost is repeated in the journal: the facts of a large job are long."""
+_ANEW_S = 60.0
+"""Within so long after their Coordinator's first letter new workers are known by their samples."""
 
 
 class Remedy:
@@ -77,6 +80,8 @@ class Remedy:
         self._desk = Desk()
         self._step_s = 0.0
         """What an iteration takes."""
+        self._anew_s = -math.inf
+        """When another Coordinator spoke up last."""
         self._standing_s: float | None = None
         self._findings: dict[str, Finding] = {}
         """The policy's culprits, and some it may have forgiven..."""
@@ -122,6 +127,7 @@ class Remedy:
             self._policy, self.facts = self._make_policy(past.facts, self.evictions), past.facts
         if self.facts is None:
             return []
+        self._calibrate([*past.profiles.values()])
         even, at_start = self._initial.microbatches, self._initial.placement
         placement = at_start if past.ended else past.placement or at_start
         self._policy.in_force = InForce(microbatches=even, placement=placement)
@@ -221,10 +227,7 @@ class Remedy:
         it has become an episode."""
         self._arrange()
         self._own.learn(again=again)
-        if self.facts is not None and profiles:
-            with suppress(PlanError):
-                self._fit(calibrate(self.facts, profiles))
-                self._calibrated = True
+        self._calibrate(profiles)
 
     def own_slowdowns(self) -> dict[int, float]:
         """How slow each worker is by its own time per micro-batch, where that is known."""
@@ -255,7 +258,13 @@ class Remedy:
         self._own.change()
 
     def restarted(self, now_s: float) -> list[Instruction]:
-        """The workers were started again: the job runs as at the start, whatever was in force."""
+        """The workers were started again."""
+        if now_s - self._anew_s < _ANEW_S:
+            return []  # their Coordinator has said so before they could
+        return self._begin_again("the workers were started again", now_s)
+
+    def _begin_again(self, why: str, now_s: float) -> list[Instruction]:
+        """The job runs as at the start, whatever was in force."""
         policy, asked = self._policy, self._desk.asked
         self._desk.clear()
         self._own.forget_told()
@@ -267,11 +276,11 @@ class Remedy:
             outcome = Outcome(episode=policy.episode, level="S1", ok=True, cost_s=0.0)
             self._aftermath.begin(outcome)
             out.append(Write(kind="outcome", record=outcome, t=now_s))
-            out.append(Say(f"the workers were started again: {was} is not in force any more"))
+            out.append(Say(f"{why}: {was} is not in force any more"))
             decision = even_again(self._initial.microbatches, self._config.mode, policy.episode)
             out += self._told(policy.late(decision, outcome, now_s), now_s)
         if asked is not None and not asked.apart:
-            out += self._failed(asked.decision, "the workers were started again", now_s)
+            out += self._failed(asked.decision, why, now_s)
         return out
 
     def tick(self, now_s: float) -> list[Instruction]:
@@ -293,6 +302,13 @@ class Remedy:
         self._experience.give(policy.costs, facts)
         return policy
 
+    def _calibrate(self, profiles: Sequence[RankProfile]) -> None:
+        """Plan by what these tell of healthy times."""
+        if self.facts is not None and profiles:
+            with suppress(PlanError):
+                self._fit(calibrate(self.facts, profiles))
+                self._calibrated = True
+
     def _fit(self, facts: JobFacts) -> None:
         """Plan by these from here on; a PlanError leaves all as it was."""
         self._policy.fit(LayoutPlanner(facts, self._config, evictions=self.evictions))
@@ -300,12 +316,16 @@ class Remedy:
     def _learn_facts(self, facts: JobFacts, now_s: float) -> list[Instruction]:
         known = self.facts
         if known is not None and replace(facts, iteration_s=known.iteration_s) == known:
-            if known.iteration_s or not facts.iteration_s:
+            if bool(known.iteration_s) == bool(facts.iteration_s):
                 return []  # it only knows its pace better
+            self.facts = facts
+            out: list[Instruction] = [Write(kind="jobfacts", record=facts, t=now_s)]
+            if known.iteration_s:  # a Coordinator that knows its pace does not forget it
+                self._anew_s = now_s
+                return out + self._begin_again("the job has another Coordinator", now_s)
             if not self._calibrated:  # until now gains were guessed, in rounds of micro-batches
                 self._fit(facts)
-            self.facts = facts
-            return [Write(kind="jobfacts", record=facts, t=now_s)]
+            return out
         evictions = self._policy.evictions
         if known is not None:
             self._experience.forget_refusals()
