@@ -29,6 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 import failslow
 from failslow.capture import hook
 from failslow.mailbox import Mailbox
+from failslow.mitigate.move_state import put_state, take_state
+from failslow.mitigate.rebuild import LiveGrid
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "hybrid_gpt"))
 
@@ -126,9 +128,13 @@ def net(width: int = 32) -> nn.Sequential:
     )
 
 
-def plain_step(model: nn.Module) -> Step:
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Step:
     """Mean losses weighted by tokens, gradients clipped, AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+    optimizer = optimizer or adamw(model)
 
     def step(share: Any) -> float:
         whole = sum(tokens_of(share.step, index) for index in range(share.size))
@@ -353,6 +359,58 @@ def stumbling(job: Job) -> Any:
         )  # fmt: skip
         result[name] = job.train(coordinator, _part_step(trainer), wanted)
         result[name]["placement"] = coordinator.placement
+    return result
+
+
+class _Wrapped:
+    """The worker that docs/coordinator.md shows, its model within DDP."""
+
+    def __init__(self) -> None:
+        self.grid = LiveGrid.build(range(4), sizes=(1, 4, 1), device_type="cpu")
+        self.begin: Callable[[], None] = lambda: None
+        self.build()
+
+    def build(self) -> None:
+        self.begin()
+        group = self.grid.groups[1]
+        self.model: Any = DistributedDataParallel(net(), process_group=group)
+        self.optimizer: Any = adamw(self.model)
+
+    def state(self) -> dict[str, Any]:
+        return take_state(self.model, self.optimizer)
+
+    def move(self, placement: tuple[int, ...], state: dict[str, Any]) -> None:
+        self.model = self.optimizer = None
+        self.grid = self.grid.moved(placement)
+        self.build()
+        put_state(state, self.model, self.optimizer)
+        self.coordinator.use(self.model)
+
+    def train(self, job: Job, plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+        self.coordinator = failslow.Coordinator(
+            MICROBATCHES, listen_s=0.05, model=self.model, state=self.state, move=self.move
+        )
+
+        def step(share: Any) -> float:
+            return plain_step(self.model, self.optimizer)(share)
+
+        return job.train(self.coordinator, step, plans)
+
+
+@scenario
+def wrapping(job: Job) -> Any:
+    """Rank 1 has no room for its model, while the others wait for it in DDP's constructor."""
+    plans: list[tuple[str, dict[str, Any]]] = [
+        ("S2", {"microbatches": [7, 1, 4, 4]}),
+        ("S3", {"placement": [2, 1, 0, 3]}),
+        ("S3", {"placement": [2, 1, 0, 3], "microbatches": [3, 2, 6, 5]}),
+    ]
+    result: dict[str, Any] = {}
+    for name, wanted in (("even", []), ("steered", plans)):
+        worker = _Wrapped()
+        if name == "steered" and job.rank == 1:
+            worker.begin = _failing_once(lambda: None, MemoryError("no room for the model"))
+        result[name] = worker.train(job, wanted)
     return result
 
 

@@ -33,7 +33,7 @@ def _run(folder: Path, *scenarios: str, steps: int, limit_s: float) -> Reports:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Every scenario once, short, in one job."""
     folder = tmp_path_factory.mktemp("steered")
-    moved = ("moving", "stumbling")
+    moved = ("moving", "stumbling", "wrapping")
     few = ("fsdp", "reasons", "renewed", "failing", "parted")
     scenarios = ("ddp", "hsdp", "hybrid", *moved, *few)
     return _run(folder, *scenarios, steps=24, limit_s=280.0)
@@ -105,6 +105,19 @@ def test_a_move_that_fails_half_way_is_undone_and_can_be_made_again(reports: Rep
     assert all(m["steered"]["placement"] == [2, 1, 0, 3] for m in mine)
     assert {tuple(counts) for counts in mine[0]["steered"]["counts"]} == {(8, 8)}
     assert mine[0]["even"]["losses"] == mine[0]["steered"]["losses"]
+
+
+def test_a_worker_that_fails_while_others_wait_for_it_is_not_waited_for(reports: Reports) -> None:
+    """They would be as long as a collective may take, half an hour."""
+    mine = [report["wrapping"] for report in reports]
+    _, failed, done = mine[0]["steered"]["outcomes"]
+    assert (failed["ok"], failed["error"]) == (False, "rank 1: no room for the model")
+    assert failed["cost_s"] < 20.0
+    assert done["ok"]
+    counts = [c for c, _ in groupby(mine[0]["steered"]["counts"])]
+    assert counts == [[4, 4, 4, 4], [7, 1, 4, 4], [3, 2, 6, 5]]
+    losses = zip(mine[0]["even"]["losses"], mine[0]["steered"]["losses"], strict=True)
+    assert max(abs(a - b) for a, b in losses) < _TOLERANCE
 
 
 def test_the_controller_is_told_what_planning_needs(reports: Reports) -> None:

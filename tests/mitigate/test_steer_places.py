@@ -98,7 +98,8 @@ class Circle:
         said: tuple[int, dict[str, Any] | None] = self._job.tell((wait, order))[0]
         return said
 
-    def vote(self, problem: str) -> str:
+    def vote(self, problem: str, after_s: float) -> str:
+        del after_s
         return next((f"rank {r}: {no}" for r, no in enumerate(self._job.tell(problem)) if no), "")
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from failslow.errors import MoveError
 
-__all__ = ["GroupWire", "Pending", "Wire", "read_word", "transfer_group", "word"]
+__all__ = ["GroupWire", "Pending", "Wire", "leave", "read_word", "transfer_group", "word"]
 
 WORD_BYTES = 2048
 """What each rank tells all others at once: JSON, padded."""
@@ -151,19 +151,27 @@ class GroupWire:
         return bool(store.compare_set(self._key, "", wish).decode() == _COMMIT)
 
     def drop(self) -> None:
-        """NCCL is told; gloo closes its connections when a receive runs out of time."""
-        if self.device.type != "cpu":
-            self._group.abort()
-            return
-        nothing = torch.empty(1, dtype=torch.uint8)
-        me = self._group.rank()
-        for peer in range(self.size):
-            # one that is gone fails at once, which closes no connection but its own
-            with suppress(Exception):
-                if peer != me:
-                    work = dist.irecv(nothing, group=self._group, group_src=peer, tag=_NEVER_SENT)
-                    assert work is not None
-                    work.wait(timedelta(milliseconds=1))
+        """Break the group for all."""
+        leave(self._group)
+
+
+def leave(group: dist.ProcessGroup) -> None:
+    """Whoever waits for this worker in the group learns that it does so in vain.
+
+    NCCL is told; gloo closes its connections when a receive runs out of time.
+    """
+    if "nccl" in dist.get_backend(group):
+        group.abort()
+        return
+    nothing = torch.empty(1, dtype=torch.uint8)
+    me = group.rank()
+    for peer in range(group.size()):
+        # one that is gone fails at once, which closes no connection but its own
+        with suppress(Exception):
+            if peer != me:
+                work = dist.irecv(nothing, group=group, group_src=peer, tag=_NEVER_SENT)
+                assert work is not None
+                work.wait(timedelta(milliseconds=1))
 
 
 _CPU = torch.device("cpu")

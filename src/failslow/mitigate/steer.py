@@ -174,7 +174,8 @@ class Steering:
             self._hands.prepare(order.plan, step)
         except Exception as error:
             problem, never = f"{error}" or repr(error), refused(error)
-        against = group.vote(problem)
+        failed_s = min(self._hands.failed_s, time.monotonic())
+        against = group.vote(problem, failed_s - begin_s)
         if against:
             self._hands.roll_back()
         else:

@@ -9,7 +9,9 @@ In: a plan and the trainer's callbacks. Out: the new split or place, after `comm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from failslow.mitigate.batches import Split
 from failslow.mitigate.grid import Place
 from failslow.mitigate.move import swap_state, transfer_group
 from failslow.mitigate.move_state import put_rng, take_rng
+from failslow.mitigate.move_wire import leave
 from failslow.records import Plan
 
 __all__ = ["Hands", "refused"]
@@ -59,6 +62,8 @@ class Hands:
         """The same of this worker's present model, from the replica of each rank."""
         self.no_comeback = ""
         """Why nobody would start the job again, as all workers told at first."""
+        self.failed_s = math.inf
+        """When `prepare` failed, where it took a while to raise since (CLOCK_MONOTONIC)."""
         self._rebuild, self._state, self._move, self._checkpoint = rebuild, state, move, checkpoint
         self._limit_s = min(limit_s, _MOVE_S)
         self._built: int | None = None
@@ -108,6 +113,7 @@ class Hands:
     def prepare(self, plan: Plan, step: int) -> None:
         """Get ready for the plan before `step`. What it raises is a "no"."""
         self._commit = self._undo = _nothing
+        self.failed_s = math.inf
         if plan.level in ("S1", "S2"):
             self._prepare_split(plan.microbatches)
         elif plan.level == "S3":
@@ -172,12 +178,29 @@ class Hands:
 
         self._commit, self._undo = commit, undo
         self._built = None
-        move(placement, moved.state["state"])
-        why = self._forbids(split, placement)
-        if why:  # which does not forbid changing places
-            raise PlanError(why)
-        self.build(split.counts[place.replica])
+        with self._leaving_new_groups():
+            move(placement, moved.state["state"])
+            why = self._forbids(split, placement)
+            if why:  # which does not forbid changing places
+                raise PlanError(why)
+            self.build(split.counts[place.replica])
         put_rng(moved.state["rng"], device)
+
+    @contextmanager
+    def _leaving_new_groups(self) -> Iterator[None]:
+        """What fails within it breaks the process groups that were made within it: others may wait
+        for this worker there, as DDP's constructor does, and would for half an hour."""
+        known: Any = getattr(dist.distributed_c10d, "_world", None)  # private to torch
+        before = set(getattr(known, "pg_map", ()))
+        try:
+            yield
+        except Exception:
+            self.failed_s = time.monotonic()
+            with hook.quiet():
+                for group in set(getattr(known, "pg_map", ())) - before:
+                    with suppress(Exception):  # one that is broken already
+                        leave(group)
+            raise
 
     def _forbids(self, split: Split, placement: tuple[int, ...]) -> str:
         """What of the model there is now forbids a split; it may be another than at the start."""

@@ -135,18 +135,25 @@ class SteerGroup:
             raise PlanError("rank 0 ordered something that is no object")
         return wait, heard
 
-    def vote(self, problem: str) -> str:
+    def vote(self, problem: str, after_s: float = 0.0) -> str:
         """Why there is a "no", the same everywhere; "" where every worker is ready.
 
+        after_s: seconds since the order came in which this worker met its problem; the first one
+        counts, as others may be there for waiting for that worker.
         Raises where even the store does not answer: whether the others go on as ordered is then
         unknown.
         """
         with hook.quiet():
             begin_s = time.monotonic()
             try:
-                words = self._gather({"no": problem} if problem else {"ok": True})
-                noes = (f"rank {i}: {told['no']}" for i, told in enumerate(words) if "no" in told)
-                against = next(noes, "")
+                mine = {"no": problem, "after_s": after_s} if problem else {"ok": True}
+                words = self._gather(mine)
+                noes = [
+                    (told.get("after_s", 0.0), f"rank {rank}: {told['no']}")
+                    for rank, told in enumerate(words)
+                    if "no" in told
+                ]
+                against = min(noes)[1] if noes else ""
             except Exception as error:
                 took_s = time.monotonic() - begin_s
                 against = problem or f"the vote failed after {took_s:.3g} s: {error}"
