@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from tests.mitigate.test_move import swap_all
 
 from failslow.errors import MoveError
 from failslow.mitigate import move, move_near
-from failslow.mitigate.move_near import Offer, addresses, can_read, collect
+from failslow.mitigate.move_near import Offer, addresses, can_read, collect, readable
 from failslow.mitigate.move_stream import digest
 
 HOLDER = """
@@ -117,3 +119,32 @@ def test_no_chunk_is_sent_where_memory_can_be_read() -> None:
         events[every] = max(counted)
     assert events[1] < 10
     assert events[2] > 40
+
+
+def _mapped_by_a_driver() -> torch.Tensor:
+    """Memory that its own process may read and that cannot be read in place: the clock's page."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = [int(line.split("-")[0], 16) for line in maps if line.endswith("[vvar]")]
+    if not found:
+        pytest.skip("this system maps no page for the clock")
+    # its unused end: what is counted at its beginning changes
+    page = (ctypes.c_uint8 * 64).from_address(found[0] + 4096 - 64)
+    return torch.frombuffer(page, dtype=torch.uint8)
+
+
+def test_state_that_cannot_be_read_in_place_is_sent() -> None:
+    """It was found out in the middle of the move, every time again."""
+    mapped = _mapped_by_a_driver()
+    plain = torch.zeros(3, 5).T[1:]
+    assert readable([plain, torch.zeros(0), torch.tensor(1.0)])
+    assert not readable([plain, mapped])
+    mine = [{"w": torch.full((4,), float(r)), "mapped": mapped} for r in range(2)]
+    _, results = swap_all(mine, [0, 1], [1, 0], near=True)
+    assert [float(r.state["w"][3]) for r in results] == [1.0, 0.0], results
+    assert torch.equal(results[0].state["mapped"], mapped)
+
+
+def test_more_tensors_than_one_call_reads_are_all_tried() -> None:
+    data = torch.zeros(3000)
+    assert readable([data[i : i + 1] for i in range(3000)])
+    assert not readable([*(data[i : i + 1] for i in range(1500)), _mapped_by_a_driver()])

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from failslow.errors import MoveError
-from failslow.mitigate.move_near import Offer, addresses, can_read, collect
+from failslow.mitigate.move_near import Offer, addresses, can_read, collect, readable
 from failslow.mitigate.move_pack import (
     MANIFEST_BYTES,
     Packed,
@@ -188,7 +188,8 @@ class _Move:
                 for name, on_device, where in _kinds(self.home)
             }
             staged = any(t.device.type != self.wire.device.type for t in packed.tensors)
-            offer = {} if self._offer is None else self._offer.told()
+            offered = self._offer if readable(packed.tensors) else None
+            offer = {} if offered is None else offered.told()
             return word(
                 plan=number, manifest=len(packed.manifest), staged=staged, near=offer, **kinds
             )

@@ -25,9 +25,11 @@ import torch
 
 from failslow.errors import MoveError
 
-__all__ = ["Offer", "addresses", "can_read", "collect"]
+__all__ = ["Offer", "addresses", "can_read", "collect", "readable"]
 
 _SECRET_BYTES = 16
+_TRIED = 1024
+"""Pieces that one call may read."""
 
 
 class Offer:
@@ -67,6 +69,32 @@ def can_read(theirs: Mapping[str, Any]) -> bool:
         return False
 
 
+def readable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all of these can be read in that way at all, as this process tries on itself.
+
+    What a driver has mapped cannot: CUDA's pinned memory, NOT RUN there.
+    """
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return False
+    found = ctypes.create_string_buffer(_TRIED)
+    try:
+        ends = [at for t in tensors if t.numel() for at in (t.data_ptr(), _last_byte(t))]
+        for some in (ends[i : i + _TRIED] for i in range(0, len(ends), _TRIED)):
+            into = (_Piece * 1)(_Piece(ctypes.addressof(found), len(some)))
+            out = (_Piece * len(some))(*(_Piece(at, 1) for at in some))
+            if _call()(os.getpid(), into, 1, out, len(some), 0) != len(some):
+                return False
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+def _last_byte(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr() + (last + 1) * tensor.element_size() - 1
+
+
 def addresses(chunks: Sequence[torch.Tensor]) -> bytes:
     """Where the chunks lie, 8 bytes each."""
     return b"".join(chunk.data_ptr().to_bytes(8, "little") for chunk in chunks)
@@ -103,11 +131,7 @@ class _Piece(ctypes.Structure):
 
 def _read(pid: int, there: int, here: int, size: int) -> None:
     """All of it, or OSError."""
-    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    pieces, number = ctypes.POINTER(_Piece), ctypes.c_ulong
-    call.argtypes = (ctypes.c_int, pieces, number, pieces, number, number)
-    call.restype = ctypes.c_ssize_t
-    done = 0
+    call, done = _call(), 0
     while done < size:
         into, out = (_Piece(base + done, size - done) for base in (here, there))
         got = call(pid, into, 1, out, 1, 0)
@@ -115,3 +139,11 @@ def _read(pid: int, there: int, here: int, size: int) -> None:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         done += got
+
+
+def _call() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    pieces, number = ctypes.POINTER(_Piece), ctypes.c_ulong
+    call.argtypes = (ctypes.c_int, pieces, number, pieces, number, number)
+    call.restype = ctypes.c_ssize_t
+    return call
