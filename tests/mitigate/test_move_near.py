@@ -18,7 +18,7 @@ import torch
 from tests.mitigate.test_move import swap_all
 
 from failslow.errors import MoveError
-from failslow.mitigate import move, move_near
+from failslow.mitigate import move, move_near, move_stream
 from failslow.mitigate.move_near import Offer, addresses, can_read, collect, readable
 from failslow.mitigate.move_stream import digest
 
@@ -132,8 +132,9 @@ def _mapped_by_a_driver() -> torch.Tensor:
     return torch.frombuffer(page, dtype=torch.uint8)
 
 
-def test_state_that_cannot_be_read_in_place_is_sent() -> None:
+def test_state_that_cannot_be_read_in_place_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was found out in the middle of the move, every time again."""
+    monkeypatch.setattr(move_stream, "SMALL", 32)  # what is smaller is copied first
     mapped = _mapped_by_a_driver()
     plain = torch.zeros(3, 5).T[1:]
     assert readable([plain, torch.zeros(0), torch.tensor(1.0)])
