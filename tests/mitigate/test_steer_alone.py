@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import weakref
@@ -23,6 +24,7 @@ from failslow.errors import PlanError
 from failslow.mailbox import Mailbox
 from failslow.mitigate import coordinator as coordinator_module
 from failslow.mitigate import steer, steer_group, steer_refuse
+from failslow.mitigate.batches import Split
 from failslow.mitigate.steer_letters import facts_letter
 
 _ROOM = 512 * 1024
@@ -216,6 +218,27 @@ def test_the_model_in_use_is_the_one_that_is_asked_and_is_not_kept(
     coordinator.use(None)
     coordinator._hands.why_equal([0])
     assert asked == [torch.nn.Linear, torch.nn.Linear, torch.nn.SyncBatchNorm, None]
+
+
+def test_unequal_counts_are_refused_where_the_model_was_replaced_and_nobody_said_so(
+    watched: None,
+) -> None:
+    """The new one exchanges gradients in every micro-batch: the workers would wait for ever."""
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    coordinator = failslow.Coordinator(4, model=model)
+    coordinator._may_differ = True  # they do
+    hands = coordinator._hands
+    assert hands.why_equal([0]) == ""
+    del model
+    gc.collect()
+    assert "call coordinator.use(model)" in hands.why_equal([0])
+    hands.split = Split(counts=(3, 1))  # of two replicas, as this worker sees it
+    with pytest.raises(PlanError, match=r"\[3, 1\] .* for ever .* coordinator.use\(model\)"):
+        coordinator.begin(0)
+    coordinator.use(DistributedDataParallel(torch.nn.Linear(2, 2)))
+    assert "call coordinator.use(model)" in hands.why_equal([0])  # it was not kept either
+    coordinator.use(None)
+    assert hands.why_equal([0]) == ""
 
 
 def test_what_does_not_fit_the_job_is_raised_all_the_same(

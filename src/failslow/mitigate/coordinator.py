@@ -51,6 +51,11 @@ _TAKEN_FIRST = (
     "any; run each one while iterating over the share"
 )
 
+_LOST = (
+    "gradients are exchanged in every micro-batch: the model that the Coordinator was given is "
+    "gone; call coordinator.use(model) with the new one in `move`"
+)
+
 
 class Coordinator:
     """Made once by every worker of the job, all together, after the process group and the model.
@@ -127,6 +132,8 @@ class Coordinator:
         def reason_now(replica_of: list[int]) -> str:
             if self._taken_first:
                 return _TAKEN_FIRST
+            if self._lost:
+                return _LOST
             # groups and axes of the mesh belong to positions: what was found of them stays true
             return why_equal(replica_of, model=models[0]() if models else None)
 
@@ -166,6 +173,12 @@ class Coordinator:
         self._models[:] = [] if model is None else [weakref.ref(model)]
 
     @property
+    def _lost(self) -> bool:
+        """Its exchange of gradients was to be turned on and off, and there is another in its place
+        that nobody told of."""
+        return self._switch is not None and self._models[0]() is None
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Micro-batches of each replica, as they are split now."""
         return self._hands.split.counts
@@ -202,7 +215,7 @@ class Coordinator:
         split = hands.split
         if microbatches is not None:
             split = split.scaled(microbatches, hands.most)
-        if not self._may_differ and max(split.counts) > min(split.counts):
+        if max(split.counts) > min(split.counts) and (self._lost or not self._may_differ):
             self._check_unequal(split)
         indices = split.part(hands.place.replica)
         hands.build(len(indices))
