@@ -196,6 +196,26 @@ def test_changing_places_leaves_nothing_behind(
         assert all(a <= b for a, b in zip(now, left[0], strict=True)), left
 
 
+def test_a_worker_without_callbacks_stays_and_so_do_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for it in the move's group, which it never makes."""
+    job = Job(tmp_path, monkeypatch)
+    told: list[Any] = [None] * WORLD
+
+    def train(rank: int) -> None:
+        trainer = Trainer(rank)
+        move, save = (None, None) if rank == 2 else (trainer.move, lambda _: None)
+        told[rank] = failslow.Coordinator(8, state=trainer.state, move=move, checkpoint=save).facts
+
+    job.run(train)
+    why = "no state= and move= callbacks given to the Coordinator"
+    assert [facts.no_topology_change for facts in told] == [
+        why if rank == 2 else f"rank 2: {why}" for rank in range(WORLD)
+    ]
+    assert told[0].no_restart == "rank 2: no checkpoint= callback given to the Coordinator"
+
+
 def _order(number: int, placement: tuple[int, ...]) -> dict[str, Any]:
     plan = {"level": "S3", "predicted_slowdown": 1.0, "placement": placement}
     return {"topic": "steer", "id": number, "level": "S3", "plan": plan}

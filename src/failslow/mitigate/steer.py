@@ -17,7 +17,7 @@ import socket
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -277,12 +277,21 @@ class Steering:
         dp, tp = place.grid[1:]
         replica_of = [told["at"] // tp % dp for told in words]
         reason = why_equal(replica_of)
-        told_all = group.gather(why=reason[:250], stays=against(os.environ)[:200])
+        hands = self._hands
+        told_all = group.gather(
+            why=reason[:250],
+            stays=against(os.environ)[:200],
+            # without a callback it never comes where the others wait for it
+            moves=hands.no_topology_change,
+            saves=hands.no_restart,
+        )
         # a record that did not fit is a reason, too
         reasons = [str(told.get("why") or told.get("no") or "") for told in told_all]
-        self._hands.no_redistribution = next((why for why in reasons if why), "")
+        hands.no_redistribution = next((why for why in reasons if why), "")
         stays = (str(told.get("stays", "")) for told in told_all)
-        self._hands.no_comeback = next((why for why in stays if why), "")
+        hands.no_comeback = next((why for why in stays if why), "")
+        hands.others_stay = _first(told_all, "moves")
+        hands.others_lose = _first(told_all, "saves")
         self._meeting = tuple(rank for rank, told in enumerate(words) if told.get("meets"))
         return tuple(str(told["host"]) for told in words)
 
@@ -303,3 +312,9 @@ class Steering:
             return 1
         typical_s = max(statistics.median(self._recent_s), 1e-6)
         return max(1, min(_MOST_STEPS, round(self._listen_s / typical_s)))
+
+
+def _first(told_all: Sequence[dict[str, Any]], what: str) -> str:
+    """Who told a reason first."""
+    reasons = (f"rank {r}: {told[what]}" for r, told in enumerate(told_all) if told.get(what))
+    return next(reasons, "")

@@ -62,6 +62,8 @@ class Hands:
         """The same of this worker's present model, from the replica of each rank."""
         self.no_comeback = ""
         """Why nobody would start the job again, as all workers told at first."""
+        self.others_stay = self.others_lose = ""
+        """Why another worker cannot change places, or save its state, as all told at first."""
         self.failed_s = math.inf
         """When `prepare` failed, where it took a while to raise since (CLOCK_MONOTONIC)."""
         self._rebuild, self._state, self._move, self._checkpoint = rebuild, state, move, checkpoint
@@ -76,14 +78,14 @@ class Hands:
         """Why workers cannot change places; "" they can."""
         if self._state is None or self._move is None:
             return "no state= and move= callbacks given to the Coordinator"
-        return ""
+        return self.others_stay
 
     @property
     def no_restart(self) -> str:
         """Why the job cannot be restarted; "" it can."""
         if self._checkpoint is None:
             return "no checkpoint= callback given to the Coordinator"
-        return self.no_comeback
+        return self.others_lose or self.no_comeback
 
     def build(self, count: int) -> None:
         """This replica runs `count` micro-batches in the coming step."""
