@@ -54,7 +54,7 @@ class Grid:
     @classmethod
     def build(cls, layout: Layout, placement: tuple[int, ...], device_type: str) -> Grid:
         """All workers call it together, with the same arguments."""
-        ranks = torch.tensor(placement).view(layout.pp, layout.dp, layout.tp)
+        ranks = torch.tensor(placement, device="cpu").view(layout.pp, layout.dp, layout.tp)
         me = dist.get_rank()
         groups = []
         for dimension, size in enumerate(ranks.shape):

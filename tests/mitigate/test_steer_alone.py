@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ from failslow.mailbox import Mailbox
 from failslow.mitigate import coordinator as coordinator_module
 from failslow.mitigate import steer, steer_group, steer_refuse
 from failslow.mitigate.batches import Split
+from failslow.mitigate.move_fake import ThreadHub, ThreadWire
+from failslow.mitigate.move_stream import stream_bytes
+from failslow.mitigate.rebuild import LiveGrid
 from failslow.mitigate.steer_letters import facts_letter
 
 _ROOM = 512 * 1024
@@ -239,6 +243,20 @@ def test_unequal_counts_are_refused_where_the_model_was_replaced_and_nobody_said
     assert "call coordinator.use(model)" in hands.why_equal([0])  # it was not kept either
     coordinator.use(None)
     assert hands.why_equal([0]) == ""
+
+
+def test_the_trainings_default_device_is_none_of_ours(watched: None, box: Mailbox) -> None:
+    """Of set_default_device("cuda"): gloo and bytes that come want the host's memory."""
+    agent = Mailbox.open(box.path)
+    with torch.device("meta"):
+        coordinator = failslow.Coordinator(8, listen_s=0.0, checkpoint=lambda _: None)
+        plan = {"level": "S1", "predicted_slowdown": 1.0, "microbatches": [8]}
+        assert agent.send({"topic": "steer", "id": 5, "level": "S1", "plan": plan})
+        _step(coordinator, 0, 3)
+        assert LiveGrid.build((0,), sizes=(1, 1, 1), device_type="cpu").stage == 0
+        wire = ThreadWire(ThreadHub(1), 0)
+        assert stream_bytes(wire, b"mine", 4, (0, 0), time.monotonic() + 9.0) == b"mine"
+    assert [x["ok"] for x in agent.receive() if x.get("what") == "outcome"] == [True]
 
 
 def test_what_does_not_fit_the_job_is_raised_all_the_same(

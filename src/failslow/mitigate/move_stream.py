@@ -210,13 +210,13 @@ def stream_bytes(
 ) -> bytes:
     """Send bytes and receive `size_in` of them; unchecked."""
     data = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else _NOTHING
-    home = torch.empty(size_in, dtype=torch.uint8)
+    home = torch.empty(size_in, dtype=torch.uint8, device="cpu")  # whatever the default is
     chunk = 1 << 20
     stream(wire, _cut(data, chunk), _cut(home, chunk), peers, deadline_s)
     return home.numpy().tobytes()
 
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _left_s(deadline_s: float) -> float:

@@ -163,7 +163,7 @@ def leave(group: dist.ProcessGroup) -> None:
     if "nccl" in dist.get_backend(group):
         group.abort()
         return
-    nothing = torch.empty(1, dtype=torch.uint8)
+    nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
     me = group.rank()
     for peer in range(group.size()):
         # one that is gone fails at once, which closes no connection but its own

@@ -78,7 +78,7 @@ class LiveGrid:
                 f"a grid of {' x '.join(map(str, sizes))} with {len(placement)} ranks does not fit "
                 f"the job's {world} workers; give each one position"
             )
-        ranks = torch.tensor(list(placement)).view(sizes)
+        ranks = torch.tensor(list(placement), device="cpu").view(sizes)
         me = dist.get_rank()
         generation = next(_generations)
         names = tuple(f"{name}_{generation}" for name in DIMENSIONS)

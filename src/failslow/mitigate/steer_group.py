@@ -102,7 +102,7 @@ class SteerGroup:
                 backend="gloo", timeout=timedelta(seconds=connect_s), group_desc="failslow_steer"
             )
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit_s), self._group)
-        self._head = torch.zeros(2, dtype=torch.int64)
+        self._head = torch.zeros(2, dtype=torch.int64, device="cpu")  # whatever the default is
 
     def gather(self, **content: Any) -> Sequence[dict[str, Any]]:
         """What every rank says (a few hundred bytes of plain values), by rank."""
@@ -126,7 +126,7 @@ class SteerGroup:
                 return wait, None
             if not 0 < size <= _MOST_BYTES:
                 raise PlanError(f"rank 0 announces an order of {size} bytes")
-            body = torch.zeros(size, dtype=torch.uint8)
+            body = torch.zeros(size, dtype=torch.uint8, device="cpu")
             if len(text) == size:
                 body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             dist.broadcast(body, 0, group=self._group)
