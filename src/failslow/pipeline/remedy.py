@@ -44,7 +44,8 @@ from failslow.pipeline.own import OWN, OwnTimes
 from failslow.pipeline.paces import Paces
 from failslow.pipeline.past import Past
 from failslow.pipeline.series import JobStep, Worker
-from failslow.pipeline.takeback import even_again, left_by
+from failslow.pipeline.takeback import TakeBack, even_again, left_by
+from failslow.pipeline.toldsplit import ToldSplit
 from failslow.records import (
     CulpritPace,
     Decision,
@@ -88,6 +89,7 @@ class Remedy:
         self._well: set[str] = set()
         """...those that a pause has proved well since."""
         self._own = OwnTimes(workers)
+        self._told_split = ToldSplit()
         self._paces = Paces(config)
         self._paced_s = -1.0
         self._paced: tuple[str, float] | None = None
@@ -173,7 +175,9 @@ class Remedy:
             if what == "facts":
                 return self._learn_facts(read_facts(body), now_s)
             if what == "pace":
-                self._own.tell(int(body["rank"]), float(body["microbatch_s"]))
+                rank = int(body["rank"])
+                self._own.tell(rank, float(body["microbatch_s"]))
+                self._told_split.tell(rank, body.get("microbatches"))
             if what == "outcome":
                 return self._answer(body.pop("id", None), read_outcome(body), now_s)
         except (LetterError, PlanError, KeyError, TypeError, ValueError) as error:
@@ -265,13 +269,21 @@ class Remedy:
 
     def _begin_again(self, why: str, now_s: float) -> list[Instruction]:
         """The job runs as at the start, whatever was in force."""
-        policy, asked = self._policy, self._desk.asked
+        asked = self._desk.asked
         self._desk.clear()
-        self._own.forget_told()
-        was, policy.in_force = policy.applied, self._initial
+        self._forget_told()
+        out = self._lapse(self._initial, why, now_s, anew=True)
+        if asked is not None and not asked.apart:
+            out += self._failed(asked.decision, why, now_s)
+        return out
+
+    def _lapse(self, force: InForce, why: str, now_s: float, **more: Any) -> list[Instruction]:
+        """The split is the even one again, though nobody ordered it."""
+        policy = self._policy
+        was, policy.in_force = policy.applied, force
         out: list[Instruction] = []
         if self.facts is not None:
-            out.append(self._stands(now_s, anew=True))
+            out.append(self._stands(now_s, **more))
         if was != "S1":
             outcome = Outcome(episode=policy.episode, level="S1", ok=True, cost_s=0.0)
             self._aftermath.begin(outcome)
@@ -279,9 +291,30 @@ class Remedy:
             out.append(Say(f"{why}: {was} is not in force any more"))
             decision = even_again(self._initial.microbatches, self._config.mode, policy.episode)
             out += self._told(policy.late(decision, outcome, now_s), now_s)
-        if asked is not None and not asked.apart:
-            out += self._failed(asked.decision, why, now_s)
         return out
+
+    def _set_right(self, split: tuple[int, ...], now_s: float) -> list[Instruction]:
+        """Workers run another split than is believed: an answer was lost, or nobody gave one."""
+        policy, desk, even = self._policy, self._desk, self._initial.microbatches
+        self._forget_told()
+        if any(ordered.decision.level == "S3" for ordered in desk.unanswered.values()):
+            return []  # if that was carried out, who runs which replica is not known
+        why = f"workers tell of micro-batches {list(split)}"
+        for number, ordered in reversed(desk.unanswered.items()):
+            decision = ordered.decision
+            if decision.plan is not None and decision.plan.microbatches == split:
+                cost_s = policy.costs.cost(decision.level)[0]  # nobody told another
+                outcome = Outcome(
+                    episode=decision.episode, level=decision.level, ok=True, cost_s=cost_s
+                )
+                return [Say(why), *self._answer(number, outcome, now_s)]
+        force = replace(policy.in_force, microbatches=split)
+        if split == even:
+            return self._lapse(force, why, now_s)
+        policy.in_force = force
+        again = even_again(even, self._config.mode, policy.episode, f"{why}, which nobody ordered")
+        desk.back = TakeBack(again, split)
+        return [self._stands(now_s), *self._told([desk.back.order()], now_s)]
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed."""
@@ -290,6 +323,10 @@ class Remedy:
             return self._give_up(asked, now_s) if asked.is_overdue(now_s) else []
         if back is not None and back.is_due(now_s):
             return self._told([back.order()], now_s)
+        if back is None and self.facts is not None:
+            split = self._told_split.other(self.facts, self._policy.in_force, now_s)
+            if split is not None:
+                return self._set_right(split, now_s)
         due_s = self._policy.due_s()
         return self._decide(Tick(), now_s) if due_s is not None and now_s >= due_s else []
 
@@ -332,6 +369,7 @@ class Remedy:
         policy = self._make_policy(facts, evictions)  # a PlanError leaves all as it was
         self.facts, self._policy, self._calibrated = facts, policy, False
         self._desk.clear()  # its orders are of another trainer
+        self._told_split.forget()
         if known is not None:
             self._own = OwnTimes(self._workers)
         self._standing_s = now_s
@@ -436,8 +474,13 @@ class Remedy:
 
     def _begin_anew(self, outcome: Outcome) -> None:
         """What was measured before an outcome says nothing of the job after it."""
-        self._own.forget_told()
+        self._forget_told()
         self._aftermath.begin(outcome)
+
+    def _forget_told(self) -> None:
+        """What workers told is of another split."""
+        self._own.forget_told()
+        self._told_split.forget()
 
     def _not_back(self, now_s: float) -> list[Instruction]:
         """The split that an earlier controller left is still there, as far as is known."""

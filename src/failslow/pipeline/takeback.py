@@ -1,6 +1,7 @@
 """The even split, ordered by a controller that knows no reason for another one, until it is there.
 
-In: what the journal says was in force, answers to the order. Out: when to give it again:
+In: what the journal says was in force, or workers tell, and answers to the order. Out: when to give
+it again:
 
     back = left_by(past, (8, 8, 8, 8), "auto")      # None: the split is even
     back.fail(now_s)                                # True while it is to be tried again
@@ -58,7 +59,12 @@ def left_by(past: Past, even: tuple[int, ...], mode: SteerMode) -> TakeBack | No
     return TakeBack(even_again(even, mode, episode), past.microbatches or even)
 
 
-def even_again(even: tuple[int, ...], mode: SteerMode, episode: str = "") -> Decision:
+def even_again(
+    even: tuple[int, ...],
+    mode: SteerMode,
+    episode: str = "",
+    why: str = "the controller was restarted and knows no culprit",
+) -> Decision:
     """Back to the even split, for no culprit's sake."""
     return Decision(
         episode=episode,
@@ -72,5 +78,5 @@ def even_again(even: tuple[int, ...], mode: SteerMode, episode: str = "") -> Dec
         threshold_s=None,
         options=(),
         plan=Plan(level="S1", predicted_slowdown=1.0, microbatches=even),
-        reason="the controller was restarted and knows no culprit; the even split is restored",
+        reason=f"{why}; the even split is restored",
     )
