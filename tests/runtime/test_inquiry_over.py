@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.test_inquiry import HEALTHY_S, RANKS, Inquired
 
 from failslow.config import DecideConfig, LocalizeConfig
-from failslow.pipeline import Report
+from failslow.pipeline import Report, Tick
 from failslow.pipeline.witnesses import Witnesses
 from failslow.records import Finding, JobFacts, Verdict
 
@@ -206,6 +206,30 @@ def test_a_worker_that_never_gives_a_profile_is_asked_ever_more_seldom() -> None
     job.iterate(20, HEALTHY_S)
     job.wait(1000.0, calls=1)
     assert [order.topic for order in job.orders] == ["profile"] * 5
+
+
+@pytest.mark.parametrize("why", ["healthy", "suspicion"])
+def test_profiles_that_come_before_it_is_known_who_lives_are_not_taken_for_all(why: str) -> None:
+    """As after an outage of the bus: the first would be compared with nobody, the others not."""
+    job = slow("")
+    job.iterate(40, HEALTHY_S)
+    if why == "suspicion":
+        job.profile("healthy")
+        job.iterate(40, HEALTHY_S)
+        job.mute, job.slow = frozenset(RANKS), 1.6
+        job.until(lambda: job.events()[-1:] != [], slow=1.4)
+    told = len(job.said("diagnosis"))
+    job.now_s += job.runtime.blind_after_s + 1.0
+    job.give(Tick())
+    job.mute = frozenset()
+    job.profile(why, job.slow)
+    assert len(job.said("diagnosis")) == told
+    job.beat()
+    job.profile(why, job.slow)
+    assert len(job.said("diagnosis")) == told + (why == "suspicion")
+    if why == "healthy":
+        job.iterate(60, HEALTHY_S)
+        assert [e.record["why"] for e in job.said("validation")] == ["reference"]
 
 
 def test_of_a_large_job_only_the_concerned_are_asked() -> None:

@@ -41,8 +41,8 @@ class HealthyProfiles:
         return {rank: p for rank, p in self.known.items() if rank not in self._earlier}
 
     def are_of(self, ranks: Collection[int]) -> bool:
-        """They are there, of the present program, of all of these workers."""
-        if len(self.known) - len(self._earlier) < len(ranks):
+        """They are there, of the present program, of all of these workers, if there are any."""
+        if not ranks or len(self.known) - len(self._earlier) < len(ranks):
             return False  # asked for each profile that comes, and sets of all ranks take long
         return self.known.keys() - self._earlier >= set(ranks)
 

@@ -243,9 +243,9 @@ class Inquiry:
         return self._diagnose(case, now_s) if self._are_all(case.profiles) else []
 
     def _are_all(self, profiles: Mapping[int, RankProfile]) -> bool:
-        """They are of all workers that live."""
+        """They are of all workers that live, as far as that is known."""
         ranks = self._ranks()
-        return len(profiles) >= len(ranks) and profiles.keys() >= set(ranks)
+        return len(profiles) >= len(ranks) > 0 and profiles.keys() >= set(ranks)
 
     def _want_reference(self, now_s: float) -> None:
         """Take the reference, unless there is one, or it is to be tried again anyway."""
@@ -256,6 +256,8 @@ class Inquiry:
     def _first_look(self, profile: RankProfile, now_s: float) -> list[Instruction]:
         """Healthy profiles: once all are there, who is slow from the start, by its peers?"""
         healthy = self._healthy
+        if not self._ranks():  # it is seen later whether they are all
+            healthy.want(now_s + SOON_S)
         if not healthy.take(profile) or not healthy.are_of(self._ranks()):
             return []
         self._want_reference(now_s)
