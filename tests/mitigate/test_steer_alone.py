@@ -259,6 +259,20 @@ def test_the_trainings_default_device_is_none_of_ours(watched: None, box: Mailbo
     assert [x["ok"] for x in agent.receive() if x.get("what") == "outcome"] == [True]
 
 
+def test_coordinators_that_are_gone_leave_no_group_behind(watched: None) -> None:
+    """A process may train many times; each had kept connections to all others, and threads."""
+    groups = dist.distributed_c10d._world.pg_map
+    coordinator = failslow.Coordinator(8)
+    known = len(groups)
+    for _ in range(3):
+        coordinator = failslow.Coordinator(8)  # the one before is in use till then
+        _step(coordinator, 0, 2)
+        assert len(groups) <= known + 1
+    other = failslow.Coordinator(8)
+    _step(coordinator, 0, 2)
+    assert None not in [x._steering and x._steering._group for x in (coordinator, other)]
+
+
 def test_what_does_not_fit_the_job_is_raised_all_the_same(
     watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,11 +12,13 @@ store, the first that is made, decides: a worker that cannot see how the vote en
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
 import socket
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -95,6 +97,7 @@ class SteerGroup:
 
     def __init__(self, limit_s: float) -> None:
         """limit_s: how long the others may take to come; as long as the training's own groups."""
+        _close_forgotten()
         # all are here: who cannot be reached now never can
         connect_s = min(limit_s, _CONNECT_S + _CONNECT_RANK_S * dist.get_world_size())
         with hook.quiet():
@@ -102,6 +105,8 @@ class SteerGroup:
                 backend="gloo", timeout=timedelta(seconds=connect_s), group_desc="failslow_steer"
             )
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit_s), self._group)
+        self._forget = weakref.finalize(self, _forgotten.append, self._group)
+        self._forget.atexit = False
         self._head = torch.zeros(2, dtype=torch.int64, device="cpu")  # whatever the default is
 
     def gather(self, **content: Any) -> Sequence[dict[str, Any]]:
@@ -163,5 +168,18 @@ class SteerGroup:
 
     def close(self) -> None:
         """Leave for good."""
+        self._forget.detach()
         with suppress(Exception), hook.quiet():
             dist.destroy_process_group(self._group)
+
+
+_forgotten: list[dist.ProcessGroup] = []
+"""Of Coordinators that are gone: torch keeps them, their connections and threads."""
+
+
+def _close_forgotten() -> None:
+    """Now, as all workers are about to make a group: nobody is within another call."""
+    gc.collect()  # a Coordinator's callbacks refer to it
+    while _forgotten:
+        with suppress(Exception), hook.quiet():  # destroyed with all others
+            dist.destroy_process_group(_forgotten.pop())
