@@ -82,6 +82,32 @@ def test_nothing_is_reckoned_as_lost_that_nobody_measures() -> None:
     assert job.restarts == []
 
 
+# -- one of several culprits is well ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dp_s", [0.0, 0.005])
+def test_a_split_for_a_worker_that_is_well_does_not_stay_for_a_link_it_cannot_help(
+    dp_s: float,
+) -> None:
+    """The job would be slower for it than for the link, as long as that is slow."""
+    job = steered()
+    struck(job, dp_s=dp_s)
+    job.train(60)
+    link = Finding(what="link", slowdown=6.0, ranks=(), host="a", peer_host="b")
+    told(job, findings=(link,))
+    job.train(60)
+    assert job.counts[2] < 8
+    job.slow[2] = 1.0
+    job.train(200)
+    assert job.counts == EVEN == in_force(job).microbatches
+    assert levels(job) == [("escalate", "S2"), ("replan", "S2")]
+    told(job, well=(link.key,))
+    job.train(200)
+    assert levels(job)[-1] == ("restore", "S1")
+    assert len(job.orders) == 2  # nothing was left to be undone
+    assert not job.pipeline.remedy.holding
+
+
 # -- what healthy times are ------------------------------------------------------------------------
 
 

@@ -121,8 +121,9 @@ class Appraiser:
         level = account.level
         if account.applied != level:
             return self._advise_again(account)
-        assessment = account.assessments.get(level)
-        plan = assessment.plan if assessment and assessment.applicable else None
+        assessment, plan = account.assessments.get(level), None
+        if assessment is not None:
+            plan = assessment.plan if assessment.applicable else assessment.back
         if assessment is None or plan is None or level == "S4":
             return None
         from_s = account.replan_from_s

@@ -73,6 +73,9 @@ class Assessment:
     """By the model the slowdown with nothing done..."""
     now: float | None = None
     """...and as the job runs now; None unknown."""
+    back: Plan | None = None
+    """It is not applicable, nothing being better than doing nothing; but what is in force is worse
+    than this, for it was planned for others."""
 
 
 class Planner(Protocol):
@@ -321,21 +324,25 @@ class _Case:
     def _judge(self, level: Rung, counts: tuple[int, ...], placement: Blocks) -> Assessment:
         """What is gained over doing nothing, the culprits being as slow as they are."""
         slow_s, healthy_s = self._slow_s, self._healthy_s
-        if slow_s < healthy_s * (1.0 + _EXPLAINED):
-            return _refused(level, "by the model the culprits cost the iteration nothing")
         after_s = self._time_s(self._model, counts, placement)
-        if after_s > slow_s * (1.0 - self._min_gain):
-            return _refused(
-                level,
-                f"at best {slow_s:.4g} s to {after_s:.4g} s an iteration: below a gain of "
-                f"{100 * self._min_gain:.3g} %",
-            )
         plan = Plan(
             level=level,
             predicted_slowdown=after_s / healthy_s,
             microbatches=counts,
             placement=self._grid.ranks_at(placement) if level == "S3" else (),
         )
+        why = ""
+        if slow_s < healthy_s * (1.0 + _EXPLAINED):
+            why = "by the model the culprits cost the iteration nothing"
+        elif after_s > slow_s * (1.0 - self._min_gain):
+            why = (
+                f"at best {slow_s:.4g} s to {after_s:.4g} s an iteration: below a gain of "
+                f"{100 * self._min_gain:.3g} %"
+            )
+        if why and after_s <= self._now_s * (1.0 - self._min_gain):
+            return replace(_refused(level, why), now=self._now_s / healthy_s, back=plan)
+        if why:
+            return _refused(level, why)
         share = min(1.0, (slow_s - after_s) / (slow_s - healthy_s))
         return Assessment(
             level=level,

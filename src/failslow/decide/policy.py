@@ -320,7 +320,8 @@ class Policy:
 
     def _go(self, account: Account, way: Way) -> Decision:
         level, threshold_s = way.level, way.threshold_s
-        plan = account.assessments[level].plan
+        assessment = account.assessments[level]
+        plan = assessment.plan or assessment.back
         assert plan is not None
         option = account.options[RUNGS.index(level)]
         promise = self._appraiser.promise(account, level)
