@@ -11,6 +11,7 @@ from collections import deque
 import pytest
 import torch
 
+import failslow
 from failslow.mitigate.share import Share
 from failslow.mitigate.steer import Steering
 
@@ -146,3 +147,21 @@ def test_gradients_are_exchanged_in_the_last_one_whoever_keeps_the_time(device: 
     share = Share(0, range(2), size=2, replicas=1, scale=1.0, switch=switched.append)
     _train(device, share)
     assert switched == [False, True, True]
+
+
+def test_a_loop_that_leaves_before_gradients_are_exchanged_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each replica would go on by its own gradients, and nobody would know."""
+    coordinator = failslow.Coordinator(4)
+    for switch, last in ((None, 1), (lambda _: None, 3), (lambda _: None, 1)):
+        coordinator._switch = switch
+        for step in range(2):
+            with coordinator.step(step) as share:
+                for index in share:
+                    if index == last:
+                        break
+        told = capsys.readouterr().err
+        assert told.count("before the last of its 4 micro-batches") == (
+            switch is not None and last < 3
+        )

@@ -121,6 +121,7 @@ class Coordinator:
         """The one in use; to be looked at, not to be kept."""
         self.use(model)
         self._share: Share | None = None
+        self._said = False
         self._steering: Steering | None = None
         from failslow.mitigate.steer_refuse import why_equal
 
@@ -235,6 +236,13 @@ class Coordinator:
         share, self._share = self._share, None
         if share is None:
             raise PlanError("end() without begin(); call begin(step) before the step")
+        if share.left_out and not self._said:
+            self._said = True
+            say(
+                f"step {share.step}: the loop left before the last of its {share.count} "
+                "micro-batches, in whose backward pass gradients are exchanged: they were not, and "
+                "replicas are no longer alike; run all micro-batches of a share"
+            )
         hook.mark_step(share.step, whole(share.work))
         if self._steering is not None:
             share.ended_s = time.monotonic()

@@ -149,8 +149,8 @@ class Share:
     """Micro-batches of one replica in one step. Iterate over it, or take `indices`."""
 
     __slots__ = (
-        "_device", "_switch", "_witness", "ended_s", "ends_s", "indices", "replicas", "scale",
-        "size", "step", "taken_first", "work",
+        "_device", "_switch", "_witness", "ended_s", "ends_s", "indices", "left_out", "replicas",
+        "scale", "size", "step", "taken_first", "work",
     )  # fmt: skip
 
     def __init__(
@@ -182,6 +182,8 @@ class Share:
         """When the step ended."""
         self.taken_first = False
         """The last micro-batch was asked for before any other had run."""
+        self.left_out = False
+        """The loop ended before the last one, in whose backward pass gradients are exchanged."""
         self._device: _DeviceTimes | None = None
         """The same by the device; None where this process uses none."""
         self._switch, self._witness = switch, witness
@@ -214,12 +216,14 @@ class Share:
         self._device = device = _DeviceTimes() if _on_device() else None
         witness = self._witness if len(self.indices) > 1 else None
         before = None if witness is None else witness.look()
+        self.left_out = switch is not None
         try:
             for index in self.indices:
                 if index == last and witness is not None and before is not None:
                     self.taken_first = witness.look() == before
                 if switch is not None:
                     switch(index == last)
+                    self.left_out = index != last
                 yield index
                 ends_s.append(clock())
                 if device is not None and index == last - 1:
