@@ -259,6 +259,27 @@ def test_the_trainings_default_device_is_none_of_ours(watched: None, box: Mailbo
     assert [x["ok"] for x in agent.receive() if x.get("what") == "outcome"] == [True]
 
 
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no such field")
+
+
+def test_an_error_that_cannot_be_told_costs_the_order_and_no_step(
+    watched: None, box: Mailbox
+) -> None:
+    def checkpoint(_: int) -> None:
+        raise _Mute
+
+    agent = Mailbox.open(box.path)
+    coordinator = failslow.Coordinator(8, listen_s=0.0, checkpoint=checkpoint)
+    coordinator._hands.no_comeback = ""
+    plan = {"level": "S4", "predicted_slowdown": 1.0}
+    assert agent.send({"topic": "steer", "id": 5, "level": "S4", "plan": plan})
+    _step(coordinator, 0, 3)
+    (answer,) = (x for x in agent.receive() if x.get("what") == "outcome")
+    assert (answer["ok"], answer["error"]) == (False, "rank 0: _Mute")
+
+
 def test_coordinators_that_are_gone_leave_no_group_behind(watched: None) -> None:
     """A process may train many times; each had kept connections to all others, and threads."""
     groups = dist.distributed_c10d._world.pg_map

@@ -173,7 +173,7 @@ class Steering:
         try:
             self._hands.prepare(order.plan, step)
         except Exception as error:
-            problem, never = f"{error}" or repr(error), refused(error)
+            problem, never = _text(error), refused(error)
         failed_s = min(self._hands.failed_s, time.monotonic())
         against = group.vote(problem, failed_s - begin_s)
         if against:
@@ -318,3 +318,11 @@ def _first(told_all: Sequence[dict[str, Any]], what: str) -> str:
     """Who told a reason first."""
     reasons = (f"rank {r}: {told[what]}" for r, told in enumerate(told_all) if told.get(what))
     return next(reasons, "")
+
+
+def _text(error: Exception) -> str:
+    """Of a trainer's own exception, too, that cannot tell it: the others wait for the vote."""
+    try:
+        return f"{error}" or repr(error)
+    except Exception:
+        return type(error).__name__
