@@ -101,6 +101,10 @@ def test_a_split_for_a_worker_that_is_well_does_not_stay_for_a_link_it_cannot_he
     job.train(200)
     assert job.counts == EVEN == in_force(job).microbatches
     assert levels(job) == [("escalate", "S2"), ("replan", "S2")]
+    assert job.said("decision")[-1].record.plan.predicted_slowdown < 1.3  # no more than the link's
+    account = job.pipeline.remedy._policy._account
+    assert account is not None
+    assert account.base < 1.3  # nor is that of the worker still what doing nothing would leave
     told(job, well=(link.key,))
     job.train(200)
     assert levels(job)[-1] == ("restore", "S1")

@@ -160,6 +160,8 @@ class Appraiser:
         assessment = account.assessments.get(level)
         share = 0.0 if assessment is None else self._costs.share(level, assessment.share)
         promised = 1.0 + (account.base - 1.0) * (1.0 - share)
+        if assessment is not None and assessment.back is not None:
+            return min(promised, assessment.back.predicted_slowdown)
         if level == "S4" and assessment is not None and assessment.plan is not None:
             # of however slow a fault: fewer hosts have more to do each
             return max(promised, assessment.plan.predicted_slowdown)

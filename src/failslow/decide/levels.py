@@ -340,7 +340,9 @@ class _Case:
                 f"{100 * self._min_gain:.3g} %"
             )
         if why and after_s <= self._now_s * (1.0 - self._min_gain):
-            return replace(_refused(level, why), now=self._now_s / healthy_s, back=plan)
+            refused = _refused(level, why)
+            undone, now = slow_s / healthy_s, self._now_s / healthy_s
+            return replace(refused, undone=undone, now=now, back=plan)
         if why:
             return _refused(level, why)
         share = min(1.0, (slow_s - after_s) / (slow_s - healthy_s))
