@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="moving state needs torch")
 
 import torch
+from tests.mitigate.faked import faked_world
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from failslow.errors import MoveError
 from failslow.mitigate.move_pack import pack, read_manifest, unpack
@@ -183,6 +185,29 @@ def test_buffers_that_became_others_in_training_go_along() -> None:
     assert there.held is there.table
     assert torch.equal(there.sums, here.sums)
     assert set(there.state_dict()) == {"line.weight", "line.bias", "sums"}
+
+
+def test_what_is_trained_is_what_was_trained() -> None:
+    """Layers are thawed as training goes on, and built frozen."""
+    here, there = nn.Linear(2, 2), nn.Linear(2, 2)
+    here.bias.requires_grad_(False)
+    there.weight.requires_grad_(False)
+    state = sent(take_state(here, torch.optim.SGD(here.parameters(), lr=1.0)))
+    put_state(state, there, torch.optim.SGD(there.parameters(), lr=1.0))
+    assert [p.requires_grad for p in there.parameters()] == [True, False]
+    assert [p.requires_grad for p in here.parameters()] == [True, False]
+
+
+def test_within_ddp_it_is_told_where_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """Gradients of a parameter that DDP has not seen would not be exchanged, and none know it."""
+    line = nn.Linear(2, 2)
+    line.weight.requires_grad_(False)
+    with faked_world(1):
+        here, there = DistributedDataParallel(nn.Linear(2, 2)), DistributedDataParallel(line)
+    state = sent(take_state(here, torch.optim.SGD(here.parameters(), lr=1.0)))
+    put_state(state, there, torch.optim.SGD(there.parameters(), lr=1.0))
+    assert not line.weight.requires_grad
+    assert "weight was trained before places were changed" in capsys.readouterr().err
 
 
 class Around(torch.optim.SGD):

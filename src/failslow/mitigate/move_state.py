@@ -7,7 +7,7 @@ same model and optimizer elsewhere going on exactly where it left off:
     …                                     # moved; model and optimizer of the new place are built
     put_state(moved.state, stage, optimizer)
     put_rng(moved.state["extras"]["rng"], device)
-    # {"tensors":{"layers.0.weight":…},"buffers":[["norm.mean",true]],
+    # {"tensors":{"layers.0.weight":…},"buffers":[["norm.mean",true]],"frozen":[],
     #  "optimizer":[{"step":…,"exp_avg":…},…],"masters":[null,…],"shared":{},
     #  "groups":[{"lr":0.001,…}],"sizes":[12],"extras":{"rng":{"torch":…},"sampler":17}}
 
@@ -22,15 +22,17 @@ runs it. DTensors are handed over as their local parts.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from failslow.errors import MoveError
+from failslow.saying import say
 
 __all__ = ["put_rng", "put_state", "take_rng", "take_state"]
 
@@ -56,6 +58,7 @@ def take_state(model: nn.Module, optimizer: torch.optim.Optimizer, **extras: Any
             for path, module in model.named_modules()
             for name in module._buffers
         ],
+        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
         "masters": [None if id(p) in of_model else _local(p.detach()) for p in parameters],
         "shared": {
             key: value for key, value in optimizer.state.items() if not torch.is_tensor(key)
@@ -101,6 +104,7 @@ def put_state(state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim
     _same("copies the optimizer holds", beside, [m is not None for m in state["masters"]])
     for name, tensor in named.items():
         _become(name, tensor, state["tensors"][name])
+    _freeze(state["frozen"], model, named)
     for number, (parameter, there) in enumerate(zip(parameters, state["masters"], strict=True)):
         if there is not None:
             _become(f"copy {number} of the optimizer", parameter, there)
@@ -122,6 +126,22 @@ def _become(name: str, tensor: torch.Tensor, there: torch.Tensor) -> None:
         tensor.data = there  # what was received is the model's memory from now on
     else:
         here.copy_(there)
+
+
+def _freeze(frozen: Sequence[str], model: nn.Module, named: Mapping[str, torch.Tensor]) -> None:
+    """Train what was trained where the state comes from: layers thawed meanwhile are built frozen.
+
+    DDP exchanges what was to be trained when it was made: within it all stays as it was built.
+    """
+    wrong = [name for name, p in named.items() if p.requires_grad is (name in set(frozen))]
+    if wrong and any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        say(
+            f"{wrong[0]} was {'frozen' if wrong[0] in frozen else 'trained'} before places were "
+            "changed, and is not now; freeze and thaw parameters before DDP wraps a model"
+        )
+        return
+    for name in wrong:
+        named[name].requires_grad_(name not in frozen)
 
 
 def _put_buffers(state: Mapping[str, Any], model: nn.Module) -> None:
