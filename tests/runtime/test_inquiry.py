@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -320,8 +321,21 @@ def test_a_fault_longer_than_the_hour_s_pauses_is_looked_at_again_later() -> Non
     job.iterate(9500, HEALTHY_S, slow=5.0, culprit=2)  # so slow that an hour is not too many
     assert job.now_s - began_t > 4500.0
     tried = [(e.t, e.record["ok"]) for e in job.said("validation") if e.record["why"] == "suspects"]
-    assert not all(ok for _, ok in tried), "the hour's pauses were spent in between"
+    assert all(ok for _, ok in tried)
+    gaps_s = [after - before for (before, _), (after, _) in pairwise(tried)]
+    assert max(gaps_s) > 1800.0, "the hour's pauses for it were spent in between"
     assert max(t for t, ok in tried if ok) - began_t > 3600.0
+
+
+def test_looking_again_at_a_culprit_leaves_pauses_for_another_fault() -> None:
+    job = inquired(recheck_s=10.0, pauses_per_hour=6)
+    job.story()
+    job.iterate(700, HEALTHY_S, slow=5.0, culprit=2)
+    looks = [e for e in job.said("verdict") if e.record.episode]
+    assert len(looks) == 4
+    job.culprit = 1
+    job.iterate(80, HEALTHY_S, slow=10.0, culprit=1)
+    assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(1,)]
 
 
 def test_reports_without_sense_cost_a_line_and_nothing_else() -> None:

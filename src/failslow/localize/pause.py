@@ -133,6 +133,12 @@ class PauseLead:
         """A pause that an earlier controller led, as the journal has it."""
         self._spent.append((t, pause_s, counted))
 
+    def taken(self, now_s: float) -> int:
+        """How many of the hour's pauses there have been."""
+        while self._spent and self._spent[0][0] < now_s - _HOUR_S:
+            self._spent.popleft()
+        return sum(counted for _, _, counted in self._spent)
+
     def begin(
         self,
         script: Sequence[Mapping[str, Any]],
@@ -234,9 +240,7 @@ class PauseLead:
         return self._overspent(expected_s, now_s) if pause.counted else ""
 
     def _overspent(self, expected_s: float, now_s: float) -> str:
-        while self._spent and self._spent[0][0] < now_s - _HOUR_S:
-            self._spent.popleft()
-        config, count = self._config, sum(counted for _, _, counted in self._spent)
+        config, count = self._config, self.taken(now_s)
         if count >= config.pauses_per_hour:
             return f"{count} pauses in the last hour; pauses_per_hour allows no more"
         spent_s, allowed_s = sum(s for _, s, _ in self._spent), config.max_pause_share * _HOUR_S

@@ -60,6 +60,8 @@ class Case:
     """...and the diagnosis the last one was on..."""
     well: frozenset[str] = frozenset()
     """...and keys of what they found well."""
+    linked: bool = False
+    """A link is to blame: of it only another pause tells."""
     kept: bool = False
     """Its episode is not followed further, but something is done about it: it is looked at again
     until that is taken back."""
@@ -72,6 +74,11 @@ class Case:
     def is_late(self, now_s: float) -> bool:
         """Profiles were asked for, and those that are missing do not come any more."""
         return self.asked_s is not None and now_s - self.asked_s > self.collect_s + _LATE_S
+
+    def is_due(self, now_s: float) -> bool:
+        """Its suspects are to be put to the proof."""
+        told = self.confirmed and self.asked_s is None
+        return told and self.due_s is not None and now_s >= self.due_s
 
     def telling_s(self, now_s: float) -> float:
         """Of how many seconds until now telemetry tells of its onset."""

@@ -45,6 +45,9 @@ _BACK_S = 3.0
 _EMPTY = 3
 """Verdicts on one slowdown that may find nothing; then another level or episode asks again."""
 _WELL = 1.05
+_FOR_NEWS = 2
+"""Of an hour's pauses so many are not spent on looking again at a culprit that is known; one where
+nothing else tells how that fares."""
 
 
 class Inquiry:
@@ -294,17 +297,18 @@ class Inquiry:
 
     def _validate(self, case: Case, now_s: float, *, holding: bool) -> list[Instruction]:
         """Pause training for the suspects' benchmarks, when that is due."""
-        if not case.confirmed or case.diagnosis is None or case.asked_s is not None:
-            return []
-        if case.due_s is None or now_s < case.due_s:
+        diagnosis = case.diagnosis
+        if diagnosis is None or not case.is_due(now_s):
             return []
         case.due_s = None
         if case.empty and not holding:
             if case.empty >= _EMPTY:
                 return []
-            if case.diagnosis is case.judged:
+            if diagnosis is case.judged:
                 return [case.ask(now_s)]
-        diagnosis = case.diagnosis
+        if case.recheck_s and diagnosis is case.judged and self._are_few(case, now_s):
+            case.due_s = now_s + case.recheck_s
+            return []
         well = case.well if case.empty else ()
         stages = script.plan(diagnosis, self._places(), self._settings(), well=well)
         if not stages:
@@ -313,6 +317,11 @@ class Inquiry:
             return [Say("nothing to put to the proof: " + described(diagnosis))]
         asked = self._ask_telemetry(case, stages, now_s)
         return [*asked, *self._pause(stages, "suspects", now_s)]
+
+    def _are_few(self, case: Case, now_s: float) -> bool:
+        """The hour's pauses that are left are for faults of which nothing is known yet."""
+        most, kept = self._config.pauses_per_hour, 1 if case.linked else _FOR_NEWS
+        return most - self._lead.taken(now_s) <= min(kept, most // 3)
 
     def _ask_telemetry(self, case: Case, stages: script.Script, now_s: float) -> list[Order]:
         """Of the suspects' nodes, then of those that are measured."""
@@ -417,6 +426,7 @@ class Inquiry:
         verdict = replace(verdict, findings=findings)
         verdict = accord(verdict, diagnosis, slowdown=case.slowdown, own=self._own())
         named = bool(verdict.findings)
+        case.linked = any(f.what == "link" for f in verdict.findings) or (case.linked and not named)
         well = verdict.well
         case.take_verdict(named=named, well=well, recheck_s=self._config.recheck_s, now_s=now_s)
         out: list[Instruction] = [
