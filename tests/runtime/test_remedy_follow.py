@@ -383,9 +383,11 @@ def test_healthy_iterations_at_another_place_are_not_those_of_this_one() -> None
 # -- what the journal tells ------------------------------------------------------------------------
 
 
-def accused(job: Steered) -> None:
+TWICE = Finding(what="device", slowdown=2.0, ranks=(2,), host=FACTS.hosts[2])
+
+
+def accused(job: Steered, finding: Finding = TWICE) -> None:
     """As by an inquiry, which writes its verdict down."""
-    finding = Finding(what="device", slowdown=2.0, ranks=(2,), host=FACTS.hosts[2])
     verdict = Verdict(episode=job.pipeline.episode or "", findings=(finding,))
     job.out.append(Write(kind="verdict", record=verdict, t=job.now_s))
     job.out += job.pipeline.remedy.verdict(verdict, job.now_s)
@@ -413,6 +415,34 @@ def test_a_journal_tells_why_a_plan_was_taken_back() -> None:
         assert t == pytest.approx(entry.t, abs=0.6)
     paces = job.said("culpritpace")
     assert paces[-1].record.slowdown < 1.05
+
+
+def test_a_journal_tells_of_a_fault_that_follows_another_at_once() -> None:
+    """The episode's own lines of it are of before the plan for the other was taken back."""
+    job = steered()
+    job.facts()
+    job.train(100)
+    job.slow[2] = 2.0
+    job.train(40)
+    accused(job)
+    job.train(100)
+    job.slow[0] = 3.0
+    job.train(20)
+    job.slow[2] = 1.0
+    while levels(job)[-1] != ("restore", "S1"):
+        job.train(1)
+        assert job.step[0] < 400
+    job.train(2)
+    finding = Finding(what="device", slowdown=3.0, ranks=(0,), host=FACTS.hosts[0])
+    accused(job, finding)
+    job.train(60)
+    live = job.said("decision")
+    assert [e.record.action for e in live] == ["escalate", "restore", "escalate"]
+    config = job.decide
+    assert config is not None
+    again = redecide(job.journal, Policy(LayoutPlanner(FACTS, config), config))
+    assert [d.action for _, d in again] == [e.record.action for e in live]
+    assert again[-1][0] == pytest.approx(live[-1].t, abs=0.1)
 
 
 def test_paces_do_not_make_a_journal_grow_and_end_with_the_fault() -> None:

@@ -93,7 +93,7 @@ class Remedy:
         self._paces = Paces(config)
         self._paced_s = -1.0
         self._paced: tuple[str, float] | None = None
-        """The episode and the slowdown told to the policy last."""
+        """The episode and the slowdown told to the policy last; None: it has begun anew since."""
         self._aftermath = Aftermath()
 
     @property
@@ -286,7 +286,7 @@ class Remedy:
             out.append(self._stands(now_s, **more))
         if was != "S1":
             outcome = Outcome(episode=policy.episode, level="S1", ok=True, cost_s=0.0)
-            self._aftermath.begin(outcome)
+            self._begin_anew(outcome)
             out.append(Write(kind="outcome", record=outcome, t=now_s))
             out.append(Say(f"{why}: {was} is not in force any more"))
             decision = even_again(self._initial.microbatches, self._config.mode, policy.episode)
@@ -381,10 +381,11 @@ class Remedy:
     def _job_pace(self, pace: Pace, now_s: float) -> list[Instruction]:
         """How the job fares; into the journal where an episode's own records tell it otherwise."""
         out: list[Instruction] = []
-        if self.holding and (pace.episode, pace.slowdown) != self._paced:
+        told = (pace.episode, pace.slowdown)
+        if told != self._paced and (self.holding or self._paced is None):
             record = {"what": "pace", **asdict(pace)}
             out.append(Write(kind="action", record=record, t=now_s))
-        self._paced = pace.episode, pace.slowdown
+        self._paced = told
         return out + self._decide(pace, now_s)
 
     def _culprit_pace(self, pace: CulpritPace, now_s: float) -> list[Instruction]:
@@ -476,6 +477,8 @@ class Remedy:
         """What was measured before an outcome says nothing of the job after it."""
         self._forget_told()
         self._aftermath.begin(outcome)
+        if outcome.ok and outcome.level == "S1":
+            self._paced = None
 
     def _forget_told(self) -> None:
         """What workers told is of another split."""
