@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.runtime.test_remedy import (
     EVEN,
@@ -14,7 +16,7 @@ from tests.runtime.test_remedy import (
     told,
 )
 
-from failslow.decide import InForce, LayoutPlanner, Policy
+from failslow.decide import InForce, LayoutPlanner, Policy, compare, read_incidents
 from failslow.decide.redecide import redecide
 from failslow.pipeline import Report, Tick, Write
 from failslow.pipeline.own import OwnTimes
@@ -443,6 +445,30 @@ def test_a_journal_tells_of_a_fault_that_follows_another_at_once() -> None:
     again = redecide(job.journal, Policy(LayoutPlanner(FACTS, config), config))
     assert [d.action for _, d in again] == [e.record.action for e in live]
     assert again[-1][0] == pytest.approx(live[-1].t, abs=0.1)
+
+
+def test_a_fault_that_grows_under_a_plan_is_worth_one_to_other_policies_too() -> None:
+    """The job shows only what the plan for both leaves, which is more than the first fault was."""
+    job = steered()
+    job.facts()
+    job.train(100)
+    job.slow[2] = 1.3
+    job.train(40)
+    accused(job, replace(TWICE, slowdown=1.3))
+    job.train(100)
+    job.slow[0] = job.slow[1] = 3.0
+    job.train(30)
+    for rank in (0, 1):
+        accused(job, Finding(what="device", slowdown=3.0, ranks=(rank,), host=FACTS.hosts[rank]))
+    job.train(100)
+    job.slow = [1.0] * 4
+    job.train(200)
+    assert [level for _, level in levels(job)][-1] == "S1"
+    (fault,) = read_incidents(job.journal)
+    assert max(stretch.slowdown for stretch in fault.stretches) > 2.0
+    results = compare([fault], ("wait", "ladder"), config=job.decide)
+    assert "S2" in {decision.level for _, decision in results["ladder"][0].decisions}
+    assert results["ladder"][0].total_s < 0.8 * results["wait"][0].total_s
 
 
 def test_paces_do_not_make_a_journal_grow_and_end_with_the_fault() -> None:

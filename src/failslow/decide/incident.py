@@ -130,7 +130,8 @@ class _Open:
     well_since: dict[str, float] = field(default_factory=dict)
     applied: Rung = "S1"
     levels: dict[Rung, Assessment] = field(default_factory=dict)
-    left: dict[Rung, float] = field(default_factory=dict)
+    shares: dict[Rung, float] = field(default_factory=dict)
+    """Of the slowdown of the time that each level was measured to remove last."""
     costs_s: dict[Rung, list[float]] = field(default_factory=lambda: defaultdict(list))
     failed: dict[Rung, str] = field(default_factory=dict)
     lost_s: dict[str, float] = field(default_factory=dict)
@@ -247,6 +248,10 @@ class _Reader:
         fault = self._open
         assert fault is not None
         base = next((o.slowdown for o in record.options if o.level == "S1"), 1.0)
+        is_plan = record.plan is not None and record.action in ("escalate", "replan")
+        if is_plan and fault.applied != "S1" and abs(base / fault.undone - 1.0) > _MOVED:
+            fault.undone = max(1.0, base)  # for other culprits: the job itself does not show it
+            fault.push(t)
         for option in record.options[1:]:
             share = _share(base, option.slowdown)
             # a level that promised something was closed by the policy's own rules, if at all
@@ -271,7 +276,7 @@ class _Reader:
         if record.cost_s > 0.0 and record.level != "S4":
             fault.costs_s[record.level].append(record.cost_s)
         if record.slowdown is not None and record.level != "S1":
-            fault.left[record.level] = record.slowdown
+            fault.shares[record.level] = _share(fault.undone, record.slowdown)
         fault.applied = record.level
         if record.level == "S4":
             self._close(t, ended=False)  # how long it would have lasted is not known
@@ -281,8 +286,7 @@ class _Reader:
         fault, self._open = self._open, None
         if fault is None or not fault.stretches:
             return
-        for level, left in fault.left.items():
-            share = _share(fault.undone, left)
+        for level, share in fault.shares.items():
             fault.levels[level] = Assessment(level=level, applicable=True, share=share)
         for level, error in fault.failed.items():
             fault.levels[level] = Assessment(level=level, applicable=False, reason=error)
