@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from failslow.cli import app
 from failslow.errors import InputError
 from failslow.journal import JournalWriter
-from failslow.records import Decision
+from failslow.records import Decision, Rung
 from failslow.runtime.acts import take_order, waiting, withdraw, write_order
 
 
@@ -94,11 +94,11 @@ def controller(run: Path, decision: Decision | None) -> threading.Thread:
     return thread
 
 
-def decided(action: str) -> Decision:
+def decided(action: str, level: Rung = "S2") -> Decision:
     return Decision(
         episode="e1",
         action=action,  # type: ignore[arg-type]  # a parameter of the test
-        level="S2",
+        level=level,
         from_level="S1",
         mode="auto",
         apply=action == "obey",
@@ -132,6 +132,17 @@ def test_a_person_is_told_whether_the_order_was_taken(run: Path, action: str, sa
     result = CliRunner().invoke(app, ["act", "S2", str(run)])
     thread.join()
     assert result.stderr.startswith(said)
+
+
+@pytest.mark.parametrize(("level", "stays"), [("S1", False), ("S2", True)])
+def test_a_person_is_told_that_ignoring_a_culprit_takes_no_plan_back(
+    run: Path, level: Rung, stays: bool
+) -> None:
+    thread = controller(run, decided("obey", level))
+    result = CliRunner().invoke(app, ["act", "ignore", str(run)])
+    thread.join()
+    assert ("a plan in force stays as it is until then" in result.stderr) is stays
+    assert ("`failslow act resume`" in result.stderr) is stays
 
 
 def test_without_a_fault_there_is_nothing_to_do(run: Path) -> None:

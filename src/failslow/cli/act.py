@@ -28,7 +28,7 @@ failslow act S2               redistribute the micro-batches now
 
 failslow act resume           let the policy decide again
 
-failslow act ignore pretrain7 leave these culprits alone until they have recovered
+failslow act ignore pretrain7 do nothing more about these culprits until they have recovered
 """
 _ANSWER_S = 10.0
 _DECISION_S = 2.0
@@ -39,8 +39,8 @@ def act(
         str,
         typer.Argument(
             metavar="S2|S3|S4|resume|ignore",
-            help="Go to a level and stay there; decide by itself again; or do nothing about the "
-            "present culprits.",
+            help="Go to a level and stay there; decide by itself again; or do nothing more about "
+            "the present culprits until they have recovered: a plan in force stays as it is.",
         ),
     ],
     run: Annotated[
@@ -91,6 +91,11 @@ def act(
         emit(dumps({"schema": "failslow.act/1", "order": wanted, **answer}) + "\n")
     else:
         note(f"{'taken' if answer['followed'] else 'refused'}: {answer['reason']}")
+        if wanted == "ignore" and answer["followed"] and answer["level"] != "S1":
+            note(
+                "a plan in force stays as it is until then, for other culprits apart; "
+                "`failslow act resume` lets the policy decide again"
+            )
     if not answer["followed"]:
         raise typer.Exit(1)
 
