@@ -31,7 +31,7 @@ from failslow.steering import (
     SteerMode,
     Verdict,
 )
-from failslow.suspects import CallCell, Diagnosis, RankProfile, Suspect
+from failslow.suspects import CallCell, Diagnosis, RankProfile, Suspect, group_label
 
 __all__ = [
     "CALL_COLUMNS",
@@ -67,6 +67,7 @@ __all__ = [
     "StepSeries",
     "Suspect",
     "Verdict",
+    "group_label",
 ]
 
 EpisodeKind = Literal["fail_slow", "workload_change"]

@@ -17,7 +17,12 @@ from typing import Literal
 
 from failslow.steering import Measurement
 
-__all__ = ["CallCell", "Diagnosis", "RankProfile", "Suspect"]
+__all__ = ["CallCell", "Diagnosis", "RankProfile", "Suspect", "group_label"]
+
+
+def group_label(label: str) -> str:
+    """What a group is called, "" where nobody named it: torch describes it as "undefined" then."""
+    return "" if label == "undefined" else label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class CallCell:
     group: tuple[int, ...]
     """Global ranks in the order of the group; () unknown."""
     label: str
-    """What torch calls the group: its description, else its name."""
+    """What torch calls the group: its description, else its name; "" where nobody named it."""
     op: str
     size_bytes: int
     """0: it differs from one iteration to the next."""

@@ -116,8 +116,8 @@ def test_every_kind_of_job_has_a_profile(path: Path) -> None:
         columns, ops = file["records"], [str(op) for op in file["ops"]]
         groups = [
             Group(
-                number=number, name=str(number), desc="", backend="gloo", size=int((g >= 0).sum()),
-                rank=0, ranks=tuple(g[g >= 0].tolist()), time_ns=0,
+                number=number, name=str(number), desc="undefined", backend="gloo",
+                size=int((g >= 0).sum()), rank=0, ranks=tuple(g[g >= 0].tolist()), time_ns=0,
             )
             for number, g in enumerate(file["group_ranks"])
         ]  # fmt: skip
@@ -135,6 +135,7 @@ def test_every_kind_of_job_has_a_profile(path: Path) -> None:
     assert made.iterations == pytest.approx(len(times), abs=3)
     assert made.compute_s is None or 0 <= made.compute_s <= made.iteration_s
     assert {cell.op for cell in made.cells} <= set(ops)
+    assert {cell.label for cell in made.cells} == {""}  # nobody named a group
     for cell in made.cells:
         assert set(cell.group) <= set(range(8))
         assert cell.peer is None or cell.peer in cell.group

@@ -21,6 +21,7 @@ from failslow.records import (
     Outcome,
     RankProfile,
     StepSample,
+    Suspect,
     Verdict,
 )
 from failslow.report.json import dumps
@@ -29,7 +30,7 @@ from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
 from failslow.report.story.profiles import ProfileBook
 from failslow.report.story.terminal import slowdown_text
-from failslow.report.words import decision_text, ranks_text, size_text
+from failslow.report.words import decision_text, ranks_text, size_text, suspect_text
 
 Read = Callable[[Script], Story]
 
@@ -471,6 +472,18 @@ def test_words() -> None:
     assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
     assert size_text(16 * MB) == "16 MiB"
     assert size_text(1_500_000) == "1.5 MB"
+
+
+def test_a_group_nobody_named_is_not_called_undefined() -> None:
+    group = Suspect(what="group", ranks=(0, 1, 2, 3), label="undefined", slowdown=27.9,
+                    extra_s=0.2, score=0.6)  # fmt: skip
+    assert suspect_text(group) == "group of ranks 0–3"
+    assert suspect_text(replace(group, label="mesh_dp")) == "group of ranks 0–3 in mesh_dp"
+    book = ProfileBook()
+    for rank in range(2):
+        made = cell(range(2), "undefined", "allreduce_", MB, wait_s=0.01, gap_s=0.1)
+        book.take(profile(rank, made), BEGUN, "")
+    assert book.rounds()[-1].columns == ("iteration", "unnamed group")
 
 
 def test_the_slowdown_told_is_that_of_the_worst_level_with_what_is_left_of_it(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from failslow.capture.calls import CallJoiner
 from failslow.capture.layout import DONE
 from failslow.localize.digest_line import FOREVER, Line, Used, timeline
-from failslow.records import CallCell, RankProfile, StepSample
+from failslow.records import CallCell, RankProfile, StepSample, group_label
 
 __all__ = ["MAX_POSITIONS", "GroupLine", "digest"]
 
@@ -208,7 +208,7 @@ def _cells(
         made.append(
             CallCell(
                 group=ranks,
-                label="" if group is None else group.desc or group.name,
+                label="" if group is None else group_label(group.desc or group.name),
                 op=ops[call["op"]] if call["op"] < len(ops) else str(call["op"]),
                 size_bytes=0 if kinds.varies[cell] else int(call["size_bytes"]),
                 position=int(kinds.position[cell]),

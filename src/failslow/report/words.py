@@ -19,6 +19,7 @@ from failslow.records import (
     Plan,
     Suspect,
     Verdict,
+    group_label,
 )
 from failslow.report import units
 
@@ -79,7 +80,8 @@ def suspect_text(suspect: Suspect) -> str:
     who = ranks_text(suspect.ranks)
     if suspect.what == "link" and suspect.peer_ranks:
         who = f"{who} → {ranks_text(suspect.peer_ranks)}"
-    label = f" in {suspect.label}" if suspect.label else ""
+    name = group_label(suspect.label)  # an older journal has it as torch says it
+    label = f" in {name}" if name else ""
     return f"{_SUSPECTS[suspect.what]} {who}{label}"
 
 

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import Literal, NamedTuple
 
-from failslow.records import RankProfile
+from failslow.records import RankProfile, group_label
 
 __all__ = ["WHOLE", "Metric", "ProfileBook", "ProfileRound"]
 
 Metric = Literal["own", "healthy", "late", "transfer"]
 WHOLE = "iteration"
+_UNNAMED = "unnamed group"
 _SMALLEST = 0.02
 """Of an iteration."""
 _GAP_S = 30.0
@@ -124,7 +125,8 @@ class ProfileBook:
             time_s = cell.wait_s if cell.duration_s is None else cell.duration_s
             if cell.least_s is not None:
                 time_s = cell.least_s
-            sign = (cell.label, cell.op, cell.size_bytes, cell.position, len(group))
+            label = group_label(cell.label) or _UNNAMED
+            sign = (label, cell.op, cell.size_bytes, cell.position, len(group))
             # a cell may stand for several calls of an iteration
             often = max(1.0, cell.calls / max(1, profile.iterations))
             times = (often * time_s, often * cell.wait_s, often * cell.gap_s)
