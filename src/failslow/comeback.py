@@ -10,6 +10,9 @@ there what speaks against a restart:
     meets_here(os.environ)   # True on gpu-1: the others could not start without it
     least_hosts(os.environ)  # 6
 
+Once it has saved itself it says so in the run's folder, by `saved-<host>`: only for such a job does
+a launcher wait for an order after its command has ended.
+
 A job that saved itself and then cannot start is worse off than a slow one: all of this is known
 before it is saved. Standard library and psutil only.
 """
@@ -17,15 +20,21 @@ before it is saved. Standard library and psutil only.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
-__all__ = ["against", "launched", "least_hosts", "meets_here", "needed_nodes"]
+from failslow.ownfiles import open_own
+
+__all__ = [
+    "against", "launched", "least_hosts", "meets_here", "needed_nodes", "saved", "tell_saved",
+]  # fmt: skip
 
 _LAUNCHER, _MEETS, _NEEDS = "FAILSLOW_LAUNCHER", "FAILSLOW_MEETS", "FAILSLOW_NEEDS"
 _ANYWHERE = "*"
@@ -81,6 +90,25 @@ def needed_nodes(command: Sequence[str]) -> int:
     if match is None or int(match[1]) < int(match[2] or match[1]) or int(match[1]) < 2:
         return 0
     return int(match[1])
+
+
+def tell_saved(environ: Mapping[str, str]) -> None:
+    """This worker's job has saved itself to start again. Raises OSError."""
+    if environ.get(_LAUNCHER) and environ.get("FAILSLOW_DIR"):
+        host = re.sub(r"[^A-Za-z0-9_.-]+", "_", socket.gethostname())
+        path = Path(environ["FAILSLOW_DIR"]) / f"saved-{host}"
+        handle = open_own(path, os.O_WRONLY | os.O_TRUNC)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        os.close(handle)
+
+
+def saved(folder: Path) -> dict[str, int]:
+    """When hosts last said so, to be compared with what there was before: clocks may differ."""
+    found = {}
+    for path in folder.glob("saved-*"):
+        with contextlib.suppress(OSError):
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 def _option(command: Sequence[str], name: str) -> str:

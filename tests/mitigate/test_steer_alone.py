@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import failslow
 from failslow.capture import hook
-from failslow.comeback import launched
+from failslow.comeback import launched, saved
 from failslow.errors import PlanError
 from failslow.mailbox import Mailbox
 from failslow.mitigate import coordinator as coordinator_module
@@ -257,6 +257,23 @@ def test_the_trainings_default_device_is_none_of_ours(watched: None, box: Mailbo
         wire = ThreadWire(ThreadHub(1), 0)
         assert stream_bytes(wire, b"mine", 4, (0, 0), time.monotonic() + 9.0) == b"mine"
     assert [x["ok"] for x in agent.receive() if x.get("what") == "outcome"] == [True]
+
+
+def test_a_job_that_saved_itself_says_so_to_the_launcher_that_starts_it_again(
+    watched: None, box: Mailbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILSLOW_DIR", str(tmp_path))
+    for name, value in launched(["train"], {}).items():
+        monkeypatch.setenv(name, value)
+    agent = Mailbox.open(box.path)
+    coordinator = failslow.Coordinator(8, listen_s=0.0, checkpoint=lambda _: None)
+    _step(coordinator, 0, 2)
+    assert saved(tmp_path) == {}
+    plan = {"level": "S4", "predicted_slowdown": 1.0}
+    assert agent.send({"topic": "steer", "id": 5, "level": "S4", "plan": plan})
+    _step(coordinator, 2, 5)
+    assert coordinator.stop
+    assert len(saved(tmp_path)) == 1
 
 
 class _Mute(Exception):

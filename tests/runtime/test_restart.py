@@ -29,8 +29,12 @@ folder = pathlib.Path(sys.argv[1])
 number = len(list(folder.glob("start*")))
 (folder / f"start{number}").touch()
 codes = sys.argv[2].split(",")
-if codes[min(number, len(codes) - 1)] != "wait":
-    sys.exit(int(codes[min(number, len(codes) - 1)]))
+code = codes[min(number, len(codes) - 1)]
+if code == "saved":
+    (folder / "saved-gpu-1").write_text(str(number))
+    sys.exit(0)
+if code != "wait":
+    sys.exit(int(code))
 while not (folder / "go").exists():
     time.sleep(0.01)
 (folder / "go").unlink()
@@ -111,6 +115,20 @@ def test_without_orders_a_command_runs_once(tmp_path: Path, code: int) -> None:
     assert job.said == []
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_has_not_saved_itself_has_nothing_to_wait_for(
+    tmp_path: Path, code: int
+) -> None:
+    (tmp_path / "saved-gpu-1").touch()  # of an earlier start
+    if code == 0:
+        (tmp_path / "journal.jsonl").touch()
+    else:  # a spare would find those of the others
+        (tmp_path / "saved-gpu-1").unlink()
+    begin_s = time.monotonic()
+    assert Launched(tmp_path, _COUNTED, str(tmp_path), str(code), late_s=20.0).end() == code
+    assert time.monotonic() - begin_s < 2.5  # 20 s, and of a failure 3 s
+
+
 def test_the_node_left_out_ends_all_it_started_and_stays_away(tmp_path: Path) -> None:
     job = Launched(tmp_path, _STUBBORN, str(tmp_path), node="gpu-3", saved_s=0.3)
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
@@ -129,7 +147,7 @@ def test_others_go_on_and_are_started_again_if_their_command_fails(tmp_path: Pat
 
 
 def test_a_job_that_was_saved_and_ended_well_is_started_again(tmp_path: Path) -> None:
-    job = Launched(tmp_path, _COUNTED, str(tmp_path), "0", late_s=20.0)
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "saved,saved", late_s=20.0)
     until(lambda: starts(tmp_path) == 1)
     time.sleep(0.3)  # it has ended meanwhile: the order comes late
     job.order("gpu-3")
@@ -292,7 +310,8 @@ def test_the_agent_hands_orders_on_and_tells_when_it_cannot(tmp_path: Path) -> N
 
 def test_a_spare_follows_the_order_the_others_had(tmp_path: Path) -> None:
     leave_order(tmp_path, "gpu-2", RestartOrder(id="e0-1", evict=("gpu-9",)))
-    spare = Launched(tmp_path, _COUNTED, str(tmp_path), "wait,0", node="gpu-7", late_s=20.0)
+    (tmp_path / "journal.jsonl").touch()  # the others'
+    spare = Launched(tmp_path, _COUNTED, str(tmp_path), "wait,saved", node="gpu-7", late_s=20.0)
     until(lambda: starts(tmp_path) == 1)
     (tmp_path / "go").touch()  # nobody is left to meet: its launcher fails
     leave_order(tmp_path, "gpu-1", RestartOrder(id="e1-1", evict=("gpu-3",)))
@@ -343,7 +362,7 @@ class _FakeSlurm(Slurm):
 @pytest.mark.parametrize(("requeued", "code"), [(True, 0), (False, 1)])
 def test_a_job_that_slurm_starts_again_ends_here(tmp_path: Path, requeued: bool, code: int) -> None:
     slurm = _FakeSlurm(requeued)
-    job = Launched(tmp_path, _COUNTED, str(tmp_path), "0", late_s=20.0, slurm=slurm)
+    job = Launched(tmp_path, _COUNTED, str(tmp_path), "saved", late_s=20.0, slurm=slurm)
     until(lambda: starts(tmp_path) == 1)
     job.order("gpu-3")
     assert job.end() == code

@@ -9,6 +9,7 @@ In: a plan and the trainer's callbacks. Out: the new split or place, after `comm
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from failslow.capture import hook
-from failslow.errors import MoveError, PlanError
+from failslow.comeback import tell_saved
+from failslow.errors import FailslowError, MoveError, PlanError
 from failslow.mitigate.batches import Split
 from failslow.mitigate.grid import Place
 from failslow.mitigate.move import swap_state, transfer_group
@@ -225,6 +227,8 @@ class Hands:
 
         def commit() -> None:
             self.stop = True
+            with suppress(OSError, FailslowError):  # nor can an order be left there
+                tell_saved(os.environ)
 
         self._commit = commit
         self._checkpoint(step)

@@ -26,6 +26,8 @@ from pathlib import Path
 
 import psutil
 
+from failslow.comeback import saved
+from failslow.runtime.runs import JOURNAL
 from failslow.runtime.slurm import Slurm
 
 __all__ = [
@@ -48,7 +50,8 @@ _GRACE_S = 30.0
 _SAVED_S = 120.0
 """A training that has saved itself ends by itself within so long; then it is ended."""
 _LATE_S, _LATE_FAILED_S = 10.0, 3.0
-"""An order may come so long after the command has ended well, or has failed."""
+"""An order may come so long after the command has ended well, or has failed; only to a job that has
+saved itself, or to a spare that then has nobody to meet."""
 RECENT_S = 900.0
 """A command that fails so long after an order fails because of it."""
 _BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
@@ -159,6 +162,8 @@ class Supervised:
         """Exit code where the command is not to go on here: being left out is no failure."""
         self._told = False
         """An order came since the last start."""
+        self._saved: dict[str, int] = {}
+        """Of earlier starts (`comeback.saved`)."""
         earlier = read_order(folder, node) or last_order(folder, 0.0)
         self._done = earlier.id if earlier else ""
         """Id of the last order seen: one of an earlier run is none of ours."""
@@ -216,7 +221,7 @@ class Supervised:
         return time.monotonic() - self._ordered_s < RECENT_S
 
     def _start(self, starts: int) -> None:
-        self._told = False
+        self._told, self._saved = False, saved(self._folder)
         told = {RESTARTED: f"{self._before + starts} {self._done}"} if self._is_recent() else {}
         if starts >= self._limit:  # once it has saved itself and ended, nobody starts it again
             told["FAILSLOW_DECIDE_ALLOW_RESTART"] = "false"
@@ -240,10 +245,7 @@ class Supervised:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = self._process.wait(_LOOK_S)
                     ended = 128 - code if code < 0 else code
-                    # a job that was saved to be started again ends before the order is here; then
-                    # a spare's launcher, which has nobody to wait for any more, fails
-                    wait_s = self._late_s if ended == 0 else min(self._late_s, _LATE_FAILED_S)
-                    until_s = time.monotonic() + wait_s
+                    until_s = time.monotonic() + self._wait_s(ended)
             elif time.monotonic() >= until_s or self._told or self._stop_signal():
                 return ended
             else:
@@ -268,6 +270,15 @@ class Supervised:
             )
             self._end()
             return None
+
+    def _wait_s(self, code: int) -> float:
+        """How long an order may still come, once the command has ended."""
+        if code == 0:
+            # a job that was saved to be started again ends before the order is here
+            return self._late_s if saved(self._folder) != self._saved else 0.0
+        # ...then a spare's launcher, which has nobody to wait for any more, fails
+        is_watched = saved(self._folder) or (self._folder / JOURNAL).exists()
+        return min(self._late_s, _LATE_FAILED_S) if is_watched else 0.0
 
     def _fresh(self, ended: bool) -> RestartOrder | None:
         """An order that was not followed yet: this node's, else, once the command has ended, the
