@@ -101,6 +101,11 @@ def test_level_that_cannot_help_is_passed_over() -> None:
     (decision,) = job.at(due_s, Tick())
     assert decision.level == "S3"
     assert "below a gain" in decision.options[1].reason
+    job.done(due_s, "S3", 1.02)
+    job.at(100.0, CulpritPace(key=decision.culprits[0], slowdown=1.0))
+    (over,) = job.at(200.0, Tick())
+    assert (over.action, over.plan) == ("restore", None)
+    assert over.reason.endswith("s; the workers keep their places")
 
 
 def test_nothing_that_helps_is_said_once_with_the_reasons() -> None:

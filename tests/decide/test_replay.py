@@ -348,6 +348,7 @@ def test_restore_is_decided_again_where_the_culprits_own_times_are_on_record(
     (result,) = compare([incident], ("ladder",), config=config)["ladder"]
     assert [d.action for _, d in result.decisions] == ["escalate", "escalate", "restore"]
     assert result.decisions[-1][0] == pytest.approx(420.0)
+    assert "the even split is restored" in result.decisions[-1][1].reason
 
     (blind,) = read_incidents([e for e in kept if not isinstance(e.record, CulpritPace)])
     assert (blind.paced, blind.ended) == (False, True)

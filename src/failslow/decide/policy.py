@@ -306,12 +306,14 @@ class Policy:
         reason = f"{_names(account)} has been well for {account.hold_s:.4g} s"
         if not account.findings:
             reason = f"{account.applied} was carried out late, and nothing is slow any more"
+        kept = account.applied == "S3"
         if self.in_force.microbatches == even:
-            reason += "; nothing is to be undone"
+            reason += "; the workers keep their places" if kept else "; nothing is to be undone"
             decision = self._decision(account, "restore", "S1", reason)
         else:
             plan = Plan(level="S1", predicted_slowdown=1.0, microbatches=even)
             reason += "; the even split is restored"
+            reason += ", and the workers keep their places" if kept else ""
             # what is in force was carried out, perhaps by a person's order: so is its end
             decision = self._act(account, "restore", "S1", plan, reason, apply=True)
         if not decision.apply:

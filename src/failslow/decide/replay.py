@@ -71,6 +71,10 @@ class Replayed:
         return self.lost_s + self.spent_s
 
 
+_EVEN, _UNEVEN = (2, 2), (1, 3)
+"""Stand for the splits where no layout is known: S2 leaves one that is to be taken back."""
+
+
 class RecordedPlanner:
     """Knows of the levels what an incident recorded, whoever is to blame."""
 
@@ -81,6 +85,7 @@ class RecordedPlanner:
                 plan=Plan(
                     level=level.level,
                     predicted_slowdown=1.0,
+                    microbatches=_UNEVEN if level.level == "S2" else (),
                     evict=("recorded",) if level.level == "S4" else (),
                 ),
             )
@@ -90,8 +95,8 @@ class RecordedPlanner:
         )
 
     def initial(self) -> InForce:
-        """Not known, and not needed."""
-        return InForce()
+        """An even split; where workers were is not known, and not needed."""
+        return InForce(microbatches=_EVEN)
 
     def assess(
         self,
