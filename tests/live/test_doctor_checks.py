@@ -48,6 +48,12 @@ def test_a_plain_environment_fails_nothing() -> None:
         ("autoload", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "fail", "unset TORCH_DEVICE"),
         ("variables", {"FAILSLOW_TRANSORT": "x"}, "warn", "did you mean FAILSLOW_TRANSPORT?"),
         ("variables", {"FAILSLOW_ZZZZZZZZZZ": "x"}, "warn", "unset FAILSLOW_ZZZZZZZZZZ"),
+        (
+            "variables",
+            {"FAILSLOW_DECIDE_SPARE": "1", "FAILSLOW_TRANSORT": "x"},
+            "warn",
+            "did you mean FAILSLOW_DECIDE_SPARES?; did you mean FAILSLOW_TRANSPORT?",
+        ),
         ("variables", {"FAILSLOW_MODE": "automatic"}, "fail", "set FAILSLOW_MODE to one of them"),
         ("variables", {"FAILSLOW": "off"}, "warn", "export FAILSLOW=1"),
         ("variables", {"FAILSLOW": "1", "RANK": "0"}, "warn", "unset RANK"),

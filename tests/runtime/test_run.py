@@ -212,6 +212,36 @@ def test_torchrun_under_it_is_watched_and_leaves_nothing_behind(tmp_path: Path) 
         assert os.path.relpath(job.journal_path) in (job.folder / "out0.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environ", "says"),
+    [
+        ([], {}, "--restarts 1 does nothing in mode observe, "),
+        ([], {"FAILSLOW_MODE": "advise"}, "--restarts 1 leaves no host out by itself in mode adv"),
+        (["--mode", "auto"], {}, ""),
+        ([], {"FAILSLOW_MODE": "auto"}, ""),
+    ],
+)
+def test_what_restarts_need_is_said(
+    arguments: list[str], environ: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    done = run("-q", *arguments, "--restarts", "1", "echo", "trained", cwd=tmp_path, **environ)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith(says)
+    assert done.stderr.count("\n") == bool(says)
+    assert done.stderr.endswith("; add --mode auto\n") == bool(says)
+
+
+def test_a_misspelt_variable_is_named_and_costs_the_job_nothing(tmp_path: Path) -> None:
+    misspelt = {"FAILSLOW_DECIDE_SPARE": "1", "FAILSLOW_DECIDE_SPARES": "1"}
+    done = run("-q", sys.executable, "-c", SHOW, cwd=tmp_path, **misspelt)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "FAILSLOW_DECIDE_SPARE is set, and nothing reads it: did you mean FAILSLOW_DECIDE_SPARES?\n"
+    )
+    # what failslow sets itself for the job is none
+    assert run("-q", "true", cwd=tmp_path, **json.loads(done.stdout)).stderr == done.stderr
+
+
 def test_slurm_is_told_nothing_without_restarts_and_outside_of_a_job(tmp_path: Path) -> None:
     refused = run("--slurm", "drain", "true", cwd=tmp_path)
     assert refused.returncode == 1

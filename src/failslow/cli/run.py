@@ -41,6 +41,10 @@ FAILSLOW_METRICS_PORT=9464 failslow run -- torchrun --nproc-per-node 8 train.py
 _SCHEMES = ("tcpstore", "redis", "rediss", "unix")
 _MODES = ("observe", "advise", "auto")
 _SLURM = ("off", "drain", "requeue")
+_NO_RESTART = {
+    "observe": "does nothing in mode observe, in which no host is proved slow",
+    "advise": "leaves no host out by itself in mode advise, only at `failslow act S4`",
+}
 _NOT_FOUND, _NOT_RUNNABLE = 127, 126  # what a shell answers
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
@@ -98,7 +102,7 @@ def run(
             metavar="N",
             min=0,
             help="Allow level S4: a host proved slow twice is left out, and the job started again "
-            "from a checkpoint, its command at most N times. 0: never.",
+            "from a checkpoint, its command at most N times, in mode auto. 0: never.",
         ),
     ] = 0,
     slurm: Annotated[
@@ -122,7 +126,8 @@ def run(
     Several nodes need one token. It is kept beside the journals: where that folder is not shared,
     set FAILSLOW_TOKEN. Exit code: that of CMD; 127 when there is no such command.
     """
-    from failslow.config import check_settings
+    from failslow.config import check_settings, load_decide
+    from failslow.runtime.doctor.settings import unknown_variables
 
     given = {
         "FAILSLOW_JOB": job,
@@ -138,6 +143,10 @@ def run(
     environ = {**os.environ, "FAILSLOW": "1"}
     environ |= {name: value for name, value in given.items() if value is not None}
     check_settings(environ)
+    for name, remedy in unknown_variables(environ).items():
+        note(f"{name} is set, and nothing reads it: {remedy}")
+    if restarts and (decides := load_decide(environ).mode) != "auto":
+        note(f"--restarts {restarts} {_NO_RESTART[decides]}; add --mode auto")
     _address(environ.get("FAILSLOW_TRANSPORT") or None, "FAILSLOW_TRANSPORT=")
     if named := environ.get("FAILSLOW_DIR"):
         make_folder(Path(named), "FAILSLOW_DIR=" if folder is None else "--dir ")

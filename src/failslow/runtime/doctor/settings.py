@@ -18,7 +18,7 @@ from failslow.errors import FailslowError
 from failslow.runtime.doctor.base import OFF, Check, nodes_of
 from failslow.runtime.security import load_token
 
-__all__ = ["known_variables", "settings_checks"]
+__all__ = ["known_variables", "settings_checks", "unknown_variables"]
 
 _TORCH_MIN = (2, 5)
 _ENTRY = "failslow.capture.autoload:autoload"
@@ -42,6 +42,8 @@ _VARIABLES = (
     "FAILSLOW_MODE",
     "FAILSLOW_NODE",
     "FAILSLOW_ORIGIN",
+    "FAILSLOW_REAL_LOGS",
+    "FAILSLOW_REAL_TRACES",
     "FAILSLOW_RESTARTED",
     "FAILSLOW_RUN",
     "FAILSLOW_TOKEN",
@@ -67,13 +69,23 @@ def settings_checks(environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def known_variables() -> frozenset[str]:
-    """Every environment variable failslow reads."""
+    """Every environment variable that failslow, or one of its benchmarks, reads."""
     settings = (
         f"FAILSLOW_{stage}_{field}".upper()
         for stage, cls in config.stages().items()
         for field in cls.model_fields
     )
     return frozenset(_VARIABLES) | frozenset(settings)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is set and nothing reads, with what to do about it."""
+    known, told = known_variables(), {}
+    for name in sorted(environ):
+        if name.startswith("FAILSLOW_") and name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            told[name] = f"did you mean {near[0]}?" if near else f"unset {name}"
+    return told
 
 
 def _torch() -> Check:
@@ -151,13 +163,12 @@ def _variables(environ: Mapping[str, str]) -> Check:
 
 
 def _unknown_variable(environ: Mapping[str, str]) -> Check | None:
-    known = known_variables()
-    for name in sorted(environ):
-        if name.startswith("FAILSLOW_") and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            remedy = f"did you mean {near[0]}?" if near else f"unset {name}"
-            return Check("variables", "warn", f"{name} is set, and nothing reads it", remedy)
-    return None
+    unknown = unknown_variables(environ)
+    if not unknown:
+        return None
+    are, them = ("is", "it") if len(unknown) == 1 else ("are", "them")
+    found = f"{', '.join(unknown)} {are} set, and nothing reads {them}"
+    return Check("variables", "warn", found, "; ".join(unknown.values()))
 
 
 def _bad_choice(environ: Mapping[str, str]) -> Check | None:
