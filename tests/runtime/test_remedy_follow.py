@@ -140,6 +140,29 @@ def test_a_false_suspicion_does_not_fix_what_is_healthy_for_good() -> None:
     assert job.counts == EVEN
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_is_slow_once_a_split_was_taken_back_is_not_held_for_healthy(tells: bool) -> None:
+    """The new controller knows of no healthy times: peers tell that the culprit is slow yet."""
+    job = steered()
+    job.facts()
+    train(job, 100)
+    job.slow[2] = 1.3
+    train(job, 40)
+    job.accuse(2, 1.3)
+    job.run = 1
+    train(job, 300)
+    assert job.events()[-1][0] == "abandoned"
+    job.begin("launch-1", job.journal)
+    train(job, 60, tells=tells)
+    job.accuse(2, 1.3)
+    train(job, 200, tells=tells)
+    assert levels(job) == [("escalate", "S2"), ("restore", "S1"), ("escalate", "S2")]
+    assert job.counts[2] < 8
+    job.slow[2] = 1.0
+    train(job, 100, tells=tells)
+    assert job.counts == EVEN
+
+
 class Told:
     """Own times of four workers that tell of their micro-batches."""
 

@@ -229,7 +229,9 @@ class Pipeline:
                 continue
             out += self.inquiry.note(instruction, now_s, holding=self.remedy.holding)
             if instruction.event in ("suspected", "onset") and not self.remedy.holding:
-                self.remedy.healthy(self.inquiry.healthy, again=instruction.event == "onset")
+                again = instruction.event == "onset"
+                first_t = instruction.tags["start_t"] if again else instruction.record["first_t"]
+                self.remedy.healthy(self.inquiry.healthy, before_t=first_t, again=again)
             elif instruction.event in ("relief", "abandoned"):
                 out += self.remedy.relieved(
                     str(instruction.tags["id"]),

@@ -15,6 +15,7 @@ for them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median
@@ -55,8 +56,8 @@ class OwnTimes:
         """Healthy own seconds per iteration at each position, with the even split."""
         self._usual_microbatch_s: dict[int, float] = {}
         """Healthy seconds of a micro-batch at each position."""
-        self._told: dict[int, deque[float]] = {}
-        """Seconds a micro-batch took it lately, as each worker (by rank) tells."""
+        self._told: dict[int, deque[tuple[float, float]]] = {}
+        """(when, by its clock; seconds a micro-batch took it), as each worker (by rank) tells."""
         self._since = 0
 
     def arrange(
@@ -80,20 +81,29 @@ class OwnTimes:
     def tell(self, rank: int, seconds: float) -> None:
         """A worker says what a micro-batch takes it."""
         if seconds > 0.0:
-            self._told.setdefault(rank, deque(maxlen=_PACES_KEPT)).append(seconds)
+            worker = self._workers.get(rank)
+            told_t = (worker.end_t if worker is not None else None) or 0.0
+            told = self._told.setdefault(rank, deque(maxlen=_PACES_KEPT))
+            told.append((told_t, seconds))
 
-    def learn(self, *, again: bool = False) -> None:
-        """A suspicion begins; again: it has become an episode, and what was told since is slow."""
+    def learn(self, *, again: bool = False, before_t: float = math.inf) -> None:
+        """A suspicion begins; again: it has become an episode, and what was told since is slow.
+
+        before_t: the job's time from which on it has been slow, as after a plan for a culprit that
+        is not known was taken back.
+        """
         for rank, worker in self._workers.items():
             position = self._position(rank)
             if position is None:
                 continue
             since_t = self._moved_t.get(rank, 0.0)
-            here = (s.compute_s for s in worker.healthy if s.end_s > since_t)
+            until_t = before_t + (worker.skew_s or 0.0)
+            here = (s.compute_s for s in worker.healthy if since_t < s.end_s <= until_t)
             own = _known(here)
             if len(own) >= OWN and not (again and position in self._usual_s):
                 self._usual_s[position] = median(own)
-            told, known = self._told.get(rank, ()), position in self._usual_microbatch_s
+            told = [seconds for t, seconds in self._told.get(rank, ()) if t <= until_t]
+            known = position in self._usual_microbatch_s
             if told and (not known or (not again and len(told) >= _PACES)):
                 self._usual_microbatch_s[position] = sorted(told)[(len(told) - 1) // 4]
 
@@ -148,8 +158,8 @@ class OwnTimes:
         return rank if self._facts is None else self._positions.get(rank)
 
     def _told_s(self, rank: int) -> float | None:
-        told = self._told.get(rank, ())
-        return median(list(told)[-_PACES:]) if len(told) >= _PACES_LEAST else None
+        told = [seconds for _, seconds in self._told.get(rank, ())]
+        return median(told[-_PACES:]) if len(told) >= _PACES_LEAST else None
 
     def _own_s(self, rank: int) -> float | None:
         """What an iteration would take it now with the even split."""

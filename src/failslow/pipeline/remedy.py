@@ -226,11 +226,13 @@ class Remedy:
                 out += self._culprit_pace(pace, now_s)
         return out
 
-    def healthy(self, profiles: Sequence[RankProfile], *, again: bool = False) -> None:
-        """A suspicion begins: keep what was healthy until now, to plan and to compare by. again:
+    def healthy(
+        self, profiles: Sequence[RankProfile], *, before_t: float, again: bool = False
+    ) -> None:
+        """A suspicion begins: keep what was healthy until then, to plan and to compare by. again:
         it has become an episode."""
         self._arrange()
-        self._own.learn(again=again)
+        self._own.learn(again=again, before_t=before_t)
         self._calibrate(profiles)
 
     def own_slowdowns(self) -> dict[int, float]:
