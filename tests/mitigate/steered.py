@@ -30,6 +30,7 @@ import failslow
 from failslow.capture import hook
 from failslow.mailbox import Mailbox
 from failslow.mitigate.move_state import put_state, take_state
+from failslow.mitigate.move_wire import leave
 from failslow.mitigate.rebuild import LiveGrid
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "hybrid_gpt"))
@@ -289,6 +290,32 @@ def parted(job: Job) -> Any:
             assert steering._group is not None
             steering._group.close()
         result[name] = {**job.train(coordinator, step), "listens": steering._group is not None}
+    return result
+
+
+@scenario
+def parting(job: Job) -> Any:
+    """So it is when they are to vote."""
+    result = {}
+    for name in ("even", "steered"):
+        model = DistributedDataParallel(net())
+        made: list[failslow.Coordinator] = []
+
+        def rebuild(count: int, made: list[failslow.Coordinator] = made) -> None:
+            if made and count == 1:  # rank 1's part of the plan
+                steering = made[0]._steering
+                assert steering is not None
+                assert steering._group is not None
+                leave(steering._group._group)
+
+        coordinator = failslow.Coordinator(
+            MICROBATCHES, listen_s=0.05, model=model, rebuild=rebuild, limit_s=60.0
+        )
+        made.append(coordinator)
+        plans = [("S2", {"microbatches": [7, 1, 4, 4]})] if name == "steered" else []
+        begin_s = time.monotonic()
+        result[name] = job.train(coordinator, plain_step(model), plans, partial=False)
+        result[name]["took_s"] = time.monotonic() - begin_s
     return result
 
 

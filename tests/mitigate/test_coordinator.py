@@ -34,7 +34,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Every scenario once, short, in one job."""
     folder = tmp_path_factory.mktemp("steered")
     moved = ("moving", "stumbling", "wrapping")
-    few = ("fsdp", "reasons", "renewed", "failing", "parted")
+    few = ("fsdp", "reasons", "renewed", "failing", "parted", "parting")
     scenarios = ("ddp", "hsdp", "hybrid", *moved, *few)
     return _run(folder, *scenarios, steps=24, limit_s=280.0)
 
@@ -178,6 +178,15 @@ def test_a_plan_one_worker_cannot_follow_is_followed_by_none(reports: Reports) -
         for a, b in zip(mine[0]["even"]["losses"], mine[0]["steered"]["losses"], strict=True)
     ]
     assert max(apart) < _TOLERANCE
+
+
+def test_a_vote_that_one_worker_cannot_see_keeps_nobody_waiting(reports: Reports) -> None:
+    mine = [report["parting"] for report in reports]
+    (failed,) = mine[0]["steered"]["outcomes"]
+    assert not failed["ok"]
+    assert mine[0]["steered"]["took_s"] < 30.0  # some waited as long as they may, here 60 s
+    assert all(m["steered"]["counts"] == m["even"]["counts"] for m in mine)
+    assert mine[0]["steered"]["losses"] == mine[0]["even"]["losses"]
 
 
 def test_training_goes_on_when_the_workers_cannot_agree_any_more(reports: Reports) -> None:

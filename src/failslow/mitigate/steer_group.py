@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import HashStore
 
 from failslow.capture import hook
 from failslow.errors import PlanError
-from failslow.mitigate.move_wire import GroupWire, read_word, word
+from failslow.mitigate.move_wire import GroupWire, leave, read_word, word
 
 __all__ = ["SteerGroup", "why_alone", "why_no_gloo"]
 
@@ -161,6 +161,8 @@ class SteerGroup:
                 against = min(noes)[1] if noes else ""
             except Exception as error:
                 took_s = time.monotonic() - begin_s
+                with suppress(Exception):  # closed here
+                    leave(self._group)  # who is far from the one that is gone would go on waiting
                 against = problem or f"the vote failed after {took_s:.3g} s: {error}"
             if GroupWire(self._group).settle(commit=not against):
                 return ""
