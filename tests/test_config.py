@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-from failslow.config import DetectConfig, load_config, load_decide, stages
+from failslow.config import DetectConfig, StageConfig, load_config, load_decide, stages
+from failslow.demo.drill import SETTINGS
 from failslow.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "settings.md"
 
 
 def load(text: bytes | str, folder: Path) -> DetectConfig:
@@ -61,3 +67,30 @@ def test_a_live_jobs_mode_has_a_short_name_that_outranks_the_long_one() -> None:
     assert load_decide(environ | {"FAILSLOW_MODE": ""}).mode == "auto"
     with pytest.raises(ConfigError, match=r"mode = 'foo' from \$FAILSLOW_MODE: "):
         load_decide(environ | {"FAILSLOW_MODE": "foo"})
+
+
+def loaded(text: str, folder: Path) -> dict[str, StageConfig]:
+    """Every stage's settings, of a file with `text`."""
+    file = folder / "failslow.toml"
+    file.write_text(text)
+    return {name: load_config(name, cls, file=file, environ={}) for name, cls in stages().items()}
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    written = runpy.run_path(str(ROOT / "scripts" / "make_settings.py"))["page"](text)
+    assert text == written, "python scripts/make_settings.py brings it up to date"
+    for stage, cls in stages().items():
+        for name in cls.model_fields:
+            assert f"| `{name}` | `FAILSLOW_{stage.upper()}_{name.upper()}` |" in text
+
+
+def test_the_printed_settings_files_are_taken(tmp_path: Path) -> None:
+    example, trial = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert loaded(example, tmp_path)["decide"].model_dump()["mode"] == "auto"
+    short = {
+        name: load_config(name, cls, environ=SETTINGS) for name, cls in stages().items()
+    }  # the demonstration's
+    assert loaded(trial, tmp_path) == short
+    defaults = {name: cls() for name, cls in stages().items()}
+    assert short != defaults
