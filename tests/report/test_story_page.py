@@ -165,7 +165,11 @@ def test_the_pictures_have_their_numbers(device: Story, link: Story, tmp_path: P
     has(visible.cards["Links"], ["gpu-1", "gpu-0", "479 MB/s", "×4.80", "the reference"])
     assert 'data-picture="profiles" data-metric="transfer"' in page  # what the suspicion is about
     has(visible.cards["From the start"], ["nobody slow by peers", "the last stage computes ×1.12"])
-    has(visible.cards["Fail-slow 1"], ["S3 failed: rank 6 did not commit", "ongoing"])
+    has(visible.cards["Fail-slow 1"], [
+        "S3 failed: rank 6 did not commit", "ongoing",
+        "go to S3: workers in the order 0 1 4 5 2 3 6 7",
+        "rank 2 (gpu-1) and rank 4 (gpu-2) change places",
+    ])  # fmt: skip
 
 
 def test_a_thousand_ranks_stay_readable_and_the_page_small(tmp_path: Path) -> None:
@@ -200,7 +204,8 @@ def test_the_summary_has_the_same_facts_in_80_columns(device: Story, link: Story
         "monitoring: blind for 6.21 s",
     ])  # fmt: skip
     has(shown(link), [
-        "S3: 90 % removed", "slowest of 12 links measured with 16 MiB",
+        "S3: 90 % removed", "rank 3 (gpu-1) and rank 5 (gpu-2) change places",
+        "slowest of 12 links measured with 16 MiB",
         "gpu-1 gpu-0 479 MB/s ×4.80 the reference", "uneven by design",
         "the journal has no end: the job still runs, or it was killed",
     ])  # fmt: skip

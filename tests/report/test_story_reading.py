@@ -19,6 +19,7 @@ from failslow.records import (
     CulpritPace,
     Decision,
     Outcome,
+    Plan,
     RankProfile,
     StepSample,
     Suspect,
@@ -28,9 +29,10 @@ from failslow.report.json import dumps
 from failslow.report.story import Story, read_story, story_document
 from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
+from failslow.report.story.places import decided_moves, moves
 from failslow.report.story.profiles import ProfileBook
 from failslow.report.story.terminal import slowdown_text
-from failslow.report.words import decision_text, ranks_text, size_text, suspect_text
+from failslow.report.words import decision_text, plan_text, ranks_text, size_text, suspect_text
 
 Read = Callable[[Script], Story]
 
@@ -497,6 +499,36 @@ def test_the_slowdown_told_is_that_of_the_worst_level_with_what_is_left_of_it(
     assert case.worst == 1.39
     assert case.left == pytest.approx(1.11, abs=0.02)
     assert slowdown_text(case) == "×1.39\n×1.11 left"
+
+
+def test_who_changes_places_is_told_against_those_in_force(read: Read) -> None:
+    assert moves((0, 2, 3, 1), (), {1: "gpu-1"}) == [
+        "rank 2 takes the place of rank 1 (gpu-1)",
+        "rank 3 takes the place of rank 2",
+        "rank 1 (gpu-1) takes the place of rank 3",
+    ]
+    assert moves((0, 1, 3, 2), (0, 1, 3, 2), {}) == []
+    many = moves(tuple(reversed(range(40))), (), {})
+    assert many[-1] == "and 12 more changes"
+
+    story = read(ppdp())
+    order = (0, 1, 4, 5, 2, 3, 6, 7)
+    ((t, now),) = story.orders  # the first try failed
+    assert (now, t) == (order, story.cases[-1].outcomes[-1][0])
+    (back, *_) = decided_moves(story, t + 1.0, tuple(range(8)))
+    assert back == "rank 2 (gpu-1) and rank 4 (gpu-2) change places"
+    assert decided_moves(story, t + 1.0, order) == []
+
+
+def test_a_plan_names_the_order_of_its_workers() -> None:
+    plan = Plan(
+        level="S3", predicted_slowdown=1.0, microbatches=(7, 7, 7, 7), placement=(0, 1, 3, 2)
+    )
+    assert plan_text(plan) == "workers in the order 0 1 3 2, micro-batches 7 7 7 7"
+    swapped = [*range(10), 11, 10, *range(12, 32)]
+    assert plan_text(replace(plan, microbatches=(), placement=tuple(swapped))) == (
+        "ranks 10, 11 at others' places"
+    )
 
 
 def test_handing_back_to_the_policy_is_no_advice() -> None:

@@ -146,19 +146,24 @@ def plan_text(plan: Plan | None) -> str:
     """What is to be done."""
     if plan is None:
         return ""
+    parts = [_order(plan.placement)] if plan.placement else []
     if plan.microbatches:
-        text = f"micro-batches {_short(plan.microbatches)}"
-    elif plan.placement:
-        moved = [(at, rank) for at, rank in enumerate(plan.placement) if at != rank]
-        text = "places " + (
-            ", ".join(f"{at}←rank {rank}" for at, rank in moved[:8]) or "as they are"
-        )
-        text += f" and {len(moved) - 8} more" if len(moved) > 8 else ""
+        parts.append(f"micro-batches {_short(plan.microbatches)}")
+    if parts:
+        text = ", ".join(parts)
     elif plan.evict:
         text = f"without {', '.join(plan.evict)}"
     else:
         text = LEVELS[plan.level]
     return f"{text} ({plan.note})" if plan.note else text
+
+
+def _order(placement: Sequence[int]) -> str:
+    """ "workers in the order 0 1 3 2"; of very many those that are not at their own places."""
+    if len(placement) <= 16:
+        return f"workers in the order {' '.join(map(str, placement))}"
+    away = [rank for at, rank in enumerate(placement) if at != rank]
+    return f"{ranks_text(away)} at others' places" if away else "workers at their own places"
 
 
 def _short(numbers: Sequence[int]) -> str:

@@ -257,6 +257,8 @@ class Story:
     marks: tuple[Mark, ...]
     in_force: tuple[tuple[float, str], ...]
     """(t, level) at each change of the level in force."""
+    orders: tuple[tuple[float, tuple[int, ...]], ...]
+    """(t, the worker at each place) at each change; (): all at their own."""
     workers: tuple[Worker, ...]
     own_time: OwnTime | None
     rounds: tuple[ProfileRound, ...]

@@ -12,6 +12,7 @@ from failslow.records import Decision, Finding, Measurement, Outcome
 from failslow.report import units, words
 from failslow.report.story.model import Case, Story
 from failslow.report.story.pieces import meter, small, table
+from failslow.report.story.places import decided_moves
 from failslow.report.story.restarts import Restart, commands_text, restart_text
 from failslow.report.story.terminal import length_text, slowdown_text
 
@@ -52,7 +53,7 @@ def case_card(number: int, case: Case, story: Story, *, telemetry: Sequence[int]
             'role="img" aria-label="telemetry around the onset"></div>'
         )
     yield from _suspects(case)
-    yield from _decisions(case)
+    yield from _decisions(case, story)
     yield "</section>\n"
 
 
@@ -156,7 +157,7 @@ def _suspects(case: Case) -> Iterator[str]:
         yield f'<p class="facts">and {units.count(more)} more</p>'
 
 
-def _decisions(case: Case) -> Iterator[str]:
+def _decisions(case: Case, story: Story) -> Iterator[str]:
     events = case.acts
     if not events:
         return
@@ -173,7 +174,8 @@ def _decisions(case: Case) -> Iterator[str]:
             text = f'<span class="tag {kind}">{escape(restart_text(event))}</span>'
             rows.append(("", [when, text, "", ""]))
         elif isinstance(event, Decision):
-            rows.append(("", [when, *_decision(event)]))
+            moves = () if event.plan is None else decided_moves(story, t, event.plan.placement)
+            rows.append(("", [when, *_decision(event, moves)]))
         else:
             rows.append(("", [when, escape(commands_text(event)), "", ""]))
     yield table(("when", "what", "why", "levels as they looked"), rows)
@@ -189,7 +191,7 @@ def _decisions(case: Case) -> Iterator[str]:
         yield f'<p><span class="tag ok">{share}</span>{small(text)}</p>'
 
 
-def _decision(decision: Decision) -> list[str]:
+def _decision(decision: Decision, moves: Sequence[str]) -> list[str]:
     predicted = ""
     if decision.plan is not None and decision.plan.level != "S1":
         predicted = f"predicted {units.slowdown(decision.plan.predicted_slowdown)}"
@@ -199,7 +201,7 @@ def _decision(decision: Decision) -> list[str]:
         for option in decision.options
     )
     return [
-        escape(words.decision_text(decision)) + small(predicted),
+        escape(words.decision_text(decision)) + "".join(map(small, moves)) + small(predicted),
         escape(words.arithmetic_text(decision)) + small(decision.reason),
         options,
     ]

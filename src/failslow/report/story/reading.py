@@ -38,6 +38,7 @@ from failslow.report.story.course import (
 )
 from failslow.report.story.links import Pause, PauseBook
 from failslow.report.story.model import Case, Story, Stretch, Trouble
+from failslow.report.story.places import orders
 from failslow.report.story.profiles import ProfileBook
 from failslow.report.story.restarts import RestartBook
 from failslow.report.story.steps import StepLines, is_step
@@ -286,6 +287,7 @@ class _Reader:
             pauses=tuple(sorted(pauses, key=lambda pause: pause.t)),
             marks=tuple(marks([*cases, *([start] if start else [])], pauses, self._watch, course)),
             in_force=tuple(in_force(cases, self._watch)),
+            orders=tuple(orders(cases, self._watch)),
             workers=workers(steps, nodes),
             own_time=own_time(steps, cases),
             rounds=self._profiles.rounds(),

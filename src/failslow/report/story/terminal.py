@@ -22,6 +22,7 @@ from failslow.report import units, words
 from failslow.report.story.evidence import amount, panels
 from failslow.report.story.heat import worst_cells
 from failslow.report.story.model import Case, Story
+from failslow.report.story.places import decided_moves
 from failslow.report.story.restarts import Restart, commands_text, restart_text
 
 __all__ = [
@@ -222,7 +223,7 @@ def _case(number: int, case: Case, story: Story) -> Iterator[RenderableType]:
         lines.append(Text(f"proven: {words.finding_text(finding)}", style=_SLOW))
         lines += [Text(f"  {words.measurement_text(m)}") for m in finding.measurements]
         lines += [Text(f"  {fact}") for fact in finding.evidence]
-    lines += _acts(case)
+    lines += _acts(case, story)
     if case.removal is not None:
         r = case.removal
         lines.append(
@@ -239,7 +240,7 @@ def _case(number: int, case: Case, story: Story) -> Iterator[RenderableType]:
         yield from (_indented(line, 1) for line in lines)
 
 
-def _acts(case: Case) -> Iterator[Text]:
+def _acts(case: Case, story: Story) -> Iterator[Text]:
     """What was decided and done, with its arithmetic."""
     for t, event in case.acts:
         clock = units.clock(t)[11:]
@@ -256,6 +257,8 @@ def _acts(case: Case) -> Iterator[Text]:
             continue
         text = f"{clock} {words.decision_text(event)} ({words.arithmetic_text(event)})"
         yield Text(text)
+        if event.plan is not None:
+            yield from (Text(f"  {m}") for m in decided_moves(story, t, event.plan.placement))
         if event.reason:
             yield Text(f"  {event.reason}", style="dim")
         yield from (Text(f"  {words.option_text(option)}", style="dim") for option in event.options)
