@@ -14,6 +14,7 @@ from tests.report.sample_script import BEGUN, MB, Script, cell
 
 from failslow.errors import JournalError
 from failslow.journal import decode_entry
+from failslow.pipeline.wording import proved
 from failslow.records import (
     CallCell,
     CulpritPace,
@@ -32,7 +33,14 @@ from failslow.report.story.heat import worst_cells
 from failslow.report.story.places import decided_moves, moves
 from failslow.report.story.profiles import ProfileBook
 from failslow.report.story.terminal import slowdown_text
-from failslow.report.words import decision_text, plan_text, ranks_text, size_text, suspect_text
+from failslow.report.words import (
+    decision_text,
+    plan_text,
+    ranks_text,
+    size_text,
+    suspect_text,
+    verdict_text,
+)
 
 Read = Callable[[Script], Story]
 
@@ -474,6 +482,15 @@ def test_words() -> None:
     assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
     assert size_text(16 * MB) == "16 MiB"
     assert size_text(1_500_000) == "1.5 MB"
+
+
+def test_a_reference_without_findings_is_no_failed_search() -> None:
+    note = "also measured slow, but not what the job waits for: device rank 2 x1.73"
+    said = f"the reference was taken ({note})"
+    assert verdict_text(Verdict(episode="", note=note)) == proved(Verdict(episode="", note=note))
+    assert verdict_text(Verdict(episode="", note=note)) == said
+    assert verdict_text(Verdict(episode="")) == "the reference was taken"
+    assert verdict_text(Verdict(episode="e1", note=note)) == f"nothing found: {note}"
 
 
 def test_a_group_nobody_named_is_not_called_undefined() -> None:

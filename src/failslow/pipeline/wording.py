@@ -36,6 +36,8 @@ def described(diagnosis: Diagnosis) -> str:
 
 def proved(verdict: Verdict) -> str:
     """What was proved, in one line."""
+    if not verdict.findings and not verdict.episode:  # nobody was looked for
+        return "the reference was taken" + (f" ({verdict.note})" if verdict.note else "")
     if not verdict.findings:
         return f"verdict: nothing found ({verdict.note or 'all benchmarks are healthy'})"
     parts = [

@@ -123,6 +123,8 @@ def verdict_text(verdict: Verdict) -> str:
         texts = [finding_text(finding) for finding in verdict.findings[:_FINDINGS]]
         more = len(verdict.findings) - len(texts)
         return "; ".join(texts) + (f"; and {units.count(more)} more" if more else "")
+    if not verdict.episode:  # nobody was looked for
+        return "the reference was taken" + (f" ({verdict.note})" if verdict.note else "")
     return "nothing found" + (f": {verdict.note}" if verdict.note else "")
 
 
