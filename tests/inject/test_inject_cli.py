@@ -7,12 +7,15 @@ import os
 import pty
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.inject.conftest import WAIT, Start
-from tests.testbed import TestBed
+from tests.testbed import TestBed, until
 from typer.testing import CliRunner
 
+import failslow
+from failslow.capture.ring import find_rings
 from failslow.cli import app
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,6 +44,54 @@ def test_it_says_what_is_in_force_and_that_it_is_undone(run: Run, start: Start) 
     assert last.endswith(" s: time is up")
     assert done.stderr.startswith("  cpu quota of 0.70 cores in ")
     assert done.returncode == 0
+
+
+@pytest.fixture
+def worker(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> subprocess.Popen[bytes]:
+    """Rank 2 of the watched job exp7, with its ring."""
+    monkeypatch.setenv("FAILSLOW_CAPTURE_FOLDER", str(tmp_path))
+    made = (
+        f"import sys; sys.path.append({str(Path(failslow.__file__).parents[1])!r})\n"
+        "from failslow.capture.ring import RingWriter\n"
+        "ring = RingWriter.create(job='exp7', rank=2, world_size=4, description={}, capacity=16)\n"
+    )
+    process = start(made + WAIT)
+    until(lambda: find_rings("exp7"))
+    return process
+
+
+def test_a_watched_job_s_worker_is_found_by_its_rank(
+    run: Run, worker: subprocess.Popen[bytes]
+) -> None:
+    done = run("throttle", "--rank", "2", "--job", "exp7", "--to", "0.7", "--for", "0.2")
+
+    assert done.stdout.startswith(f"throttle: process {worker.pid} to 0.70 of a core"), done.stderr
+
+
+def test_whom_to_throttle_must_be_told(
+    worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FAILSLOW_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        ((), "throttle whom?"),
+        (("--pid", "1", "--rank", "2"), "throttle whom?"),
+        (("--rank", "3", "--job", "exp7"), "rank 3 of exp7 is not watched on this machine, only 2"),
+        (("--rank", "2", "--job", "exp8"), "rank 2 of exp8 is not watched on this machine, no oth"),
+        (("--rank", "2"), "no watched job under failslow-runs/"),
+    ):
+        result = CliRunner().invoke(app, ["inject", "throttle", "--to", "0.7", *words])
+        assert result.exit_code == 1
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1
+    worker.kill()
+    worker.wait()
+    gone = CliRunner().invoke(
+        app, ["inject", "throttle", "--to", "0.7", "--rank", "2", "--job", "exp7"]
+    )
+    assert "rank 2 of exp7 is not watched" in gone.stderr
 
 
 def test_json_is_one_object_a_line_and_nothing_else(run: Run, bed: TestBed) -> None:
@@ -103,10 +154,7 @@ def test_a_fault_that_is_killed_is_an_error(command: list[str]) -> None:
     ("words", "told"),
     [
         (["throttle", "--pid", "1", "--to", "0.5"], "process 1 runs this machine and is refused"),
-        (
-            ["throttle", "--to", "0.5"],
-            "Missing option '--pid'; see failslow inject",
-        ),
+        (["throttle", "--pid", "4711"], "Missing option '--to'; see failslow inject"),
         (["cpu", "--cores", "first"], "write it as 0,1 or 0-3"),
         (["link", "--from", "lo", "--rate", "50mbit"], "insist with --force"),
         (["link", "--from", "203.0.113.7", "--rate", "50mbit"], "no interface here has address"),

@@ -3,7 +3,7 @@
 In: what to hurt, how much, how long. Out: the fault, one line when it is in force and one when it
 is undone; with --json each is an object:
 
-    $ failslow inject throttle --pid 4711 --to 0.7 --for 30 --json
+    $ failslow inject throttle --rank 2 --to 0.7 --for 30 --json
     {"event": "applied", "kind": "throttle", "target": "process 4711", "summary": …, "how": …}
     {"event": "undone", "kind": "throttle", "after_s": 30.01, "reason": "time is up"}
 """
@@ -11,6 +11,7 @@ is undone; with --json each is an object:
 from __future__ import annotations
 
 import json as codec
+import os
 import sys
 import time
 from contextlib import suppress
@@ -20,7 +21,7 @@ import typer
 
 from failslow.cli.leaving import leaving_politely
 from failslow.cli.output import emit, note
-from failslow.errors import InjectError
+from failslow.errors import InjectError, InputError
 
 if TYPE_CHECKING:
     from failslow.inject import Injection
@@ -57,12 +58,29 @@ From = Annotated[
 ]
 
 
-@commands.command(
-    "throttle", epilog="Example: failslow inject throttle --pid 4711 --to 0.7 --for 30"
-)
+@commands.command("throttle", epilog="Example: failslow inject throttle --rank 2 --to 0.7 --for 30")
 def throttle(
     *,
-    pid: Annotated[int, typer.Option("--pid", metavar="PID", help="The process to slow.")],
+    pid: Annotated[
+        int | None, typer.Option("--pid", metavar="PID", help="The process to slow.")
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank",
+            metavar="RANK",
+            help="Instead of --pid: this worker, on this machine, of a watched job.",
+        ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="DIR|NAME",
+            help="The job of --rank: its run's folder, or its name. The newest under "
+            "failslow-runs/ if left out.",
+        ),
+    ] = None,
     to: Annotated[
         float,
         typer.Option(
@@ -88,6 +106,10 @@ def throttle(
     """Throttle a process, as a slow device would."""
     from failslow import inject
 
+    if (pid is None) == (rank is None):
+        raise InputError("throttle whom? give --pid PID, or --rank RANK of a watched job")
+    pid = pid if rank is None else _worker(job, rank)
+    assert pid is not None
     _run(inject.throttle(pid, to=to, threads=threads, method=method, for_s=for_s), json=json)
 
 
@@ -212,6 +234,27 @@ def undo(
         emit(f"undone: {record.kind} of {record.summary}\n")
     if not done:
         emit("nothing to undo\n")
+
+
+def _worker(job: str | None, rank: int) -> int:
+    """The process of a watched job's rank on this machine."""
+    from failslow.capture.ring import process_start_ticks, read_about
+    from failslow.runtime.doctor.running import job_rings
+
+    rings = job_rings(job, os.environ)
+    here = {
+        about["rank"]: about["pid"]
+        for about in map(read_about, rings())
+        # a pid of another container is somebody else's here, or nobody's
+        if about and process_start_ticks(about["pid"]) == about["pid_start_ticks"]
+    }
+    if rank not in here:
+        known = f"only {', '.join(map(str, sorted(here)))}" if here else "no other one either"
+        raise InputError(
+            f"rank {rank} of {rings.job} is not watched on this machine, {known}; "
+            "give --pid, or the --job it is of"
+        )
+    return int(here[rank])
 
 
 def _address(text: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from failslow.capture.reader import RingReader
 from failslow.capture.ring import ring_folders
-from failslow.errors import FailslowError
+from failslow.errors import FailslowError, InputError
 from failslow.journal import read_journal
 from failslow.report import units
 from failslow.report.livejob import LiveJob, LiveState, Trouble
@@ -26,7 +26,7 @@ from failslow.runtime.doctor.base import Check, Status, read_text
 from failslow.runtime.rings import OwnRings
 from failslow.runtime.runs import RunPlace, find_run
 
-__all__ = ["part_lives", "run_folder", "running_checks"]
+__all__ = ["job_rings", "part_lives", "run_folder", "running_checks"]
 
 _STILL_S = 10.0
 _STILL_ITERATIONS = 20.0
@@ -77,6 +77,18 @@ def run_folder(job: str, environ: Mapping[str, str]) -> Path | None:
         if folder.is_dir():
             return folder
     return None
+
+
+def job_rings(job: str | None, environ: Mapping[str, str]) -> OwnRings:
+    """Those of a job's workers here, by its name or its run's folder; of the newest if left out.
+
+    Raises InputError when there is none to leave out.
+    """
+    place = find_run(job, environ)
+    if place is None and job is None:
+        raise InputError("no watched job under failslow-runs/; name one")
+    name = _job_of(place, environ) if place else str(job)
+    return OwnRings.of_run(run_folder(name, environ), name, environ)
 
 
 def _job_of(place: RunPlace, environ: Mapping[str, str]) -> str:
