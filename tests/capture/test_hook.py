@@ -21,7 +21,14 @@ from hooked import records, world
 from torch._C._distributed_c10d import HashStore
 
 from failslow.capture import hook, layout, status
-from failslow.capture.layout import FLAG_ASYNC, FLAG_ERROR, OPTIMIZER_STEP, TRAINER_STEP, WAIT
+from failslow.capture.layout import (
+    CALL,
+    FLAG_ASYNC,
+    FLAG_ERROR,
+    OPTIMIZER_STEP,
+    TRAINER_STEP,
+    WAIT,
+)
 from failslow.capture.ops import dispatcher_ops
 from failslow.capture.reader import RingReader
 
@@ -130,6 +137,20 @@ def test_steps_of_optimizers_and_of_the_trainer_are_boundaries(
     assert got["kind"].tolist() == [OPTIMIZER_STEP] * 3 + [TRAINER_STEP]
     assert got["size_bytes"].tolist() == [0, 1, 0, 41]
     assert (np.diff(got["start_ns"]) > 0).all()
+
+
+def test_a_trainer_that_begins_bounds_its_first_iteration(
+    gloo: None, watched: Callable[[], RingReader]
+) -> None:
+    """What that repeats, FSDP's gathers in each micro-batch say, is no iteration."""
+    hook.begin_steps(7)
+    for _ in range(2):
+        dist.all_reduce(torch.ones(3))
+    hook.mark_step(7)
+    hook.begin_steps(8)  # has been begun with
+    got = watched().read().records
+    assert got["kind"].tolist() == [TRAINER_STEP, CALL, CALL, TRAINER_STEP]
+    assert got["size_bytes"][[0, 3]].tolist() == [6, 7]
 
 
 def test_a_failing_collective_raises_its_own_error_and_is_recorded(

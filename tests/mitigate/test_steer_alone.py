@@ -224,6 +224,16 @@ def test_the_model_in_use_is_the_one_that_is_asked_and_is_not_kept(
     assert asked == [torch.nn.Linear, torch.nn.Linear, torch.nn.SyncBatchNorm, None]
 
 
+def test_the_first_iteration_is_bounded_before_it_makes_any_call(
+    watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, int]] = []
+    monkeypatch.setattr(hook, "begin_steps", lambda index: said.append(("begin", index)))
+    monkeypatch.setattr(hook, "mark_step", lambda index, _work: said.append(("end", index)))
+    _step(failslow.Coordinator(8), 5, 2)
+    assert said == [("begin", 5), ("end", 5), ("begin", 6), ("end", 6)]
+
+
 def test_unequal_counts_are_refused_where_the_model_was_replaced_and_nobody_said_so(
     watched: None,
 ) -> None:

@@ -35,6 +35,7 @@ from failslow.mailbox import Mailbox
 
 __all__ = [
     "MODES",
+    "begin_steps",
     "install",
     "mailbox",
     "mark_step",
@@ -120,6 +121,12 @@ def mark_step(index: int, work: int = 0) -> None:
     if _Installed.recorder is not None:
         _Installed.recorder.mark_step(index, work)
         _do_chore()
+
+
+def begin_steps(index: int) -> None:
+    """The trainer is about to begin with iteration `index`; as `mark_step` otherwise."""
+    if _Installed.recorder is not None:
+        _Installed.recorder.begin_steps(index)
 
 
 def now_and_then(chore: Callable[[], object], every_s: float) -> None:

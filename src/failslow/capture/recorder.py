@@ -114,6 +114,8 @@ class Recorder:
         self._description = description
         self._unwaited: dict[int, tuple[int, int, int, int]] = {}
         self._optimizers: dict[int, int] = {}
+        self._begun = False
+        """The trainer has begun with its iterations."""
         self._lock = threading.Lock()
         self._pauser: Pauser | None = None
 
@@ -341,6 +343,22 @@ class Recorder:
         """
         if self.on and self.ring is not None:
             self._boundary(TRAINER_STEP, index, work)
+
+    def begin_steps(self, index: int) -> None:
+        """The trainer is about to begin with iteration `index`; only the first one counts.
+
+        Without a mark before it, what that repeats would pass for iterations: perhaps there has
+        been no collective yet.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        try:
+            if self.ring is None:
+                self.open()
+        except Exception as error:
+            self.fault(error)
+        self.mark_step(index - 1)
 
     def _boundary(self, kind: int, value: int, work: int = 0) -> None:
         try:

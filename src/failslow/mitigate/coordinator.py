@@ -212,6 +212,7 @@ class Coordinator:
         """
         hands = self._hands
         if self._steering is not None:
+            hook.begin_steps(index)
             self._steering.between(index)
         split = hands.split
         if microbatches is not None:

@@ -34,6 +34,8 @@ _KEPT = 4096
 _OPENED = 512
 _NEAR_STEPS = 3
 """A worker's own count is believed if its clock agrees within so many steps."""
+_BESIDE = 0.3
+"""Of an iteration: workers' ends that are no further apart are of the same one."""
 _CLOCKS_AGREE_S = 1.0
 """As far apart as two samples of telemetry."""
 _SETTLE_STEPS = 12
@@ -241,10 +243,17 @@ class JobSeries:
         else:
             # the count jumped, or is that of another agent: by its own clock, what was missed?
             gap_s = sample.end_s - sample.duration_s * sample.iterations - worker.end_t
-            missed = max(0, round(gap_s / (worker.typical_s or sample.duration_s)))
+            missed = max(0, round(gap_s / self._usual_s(worker, sample)))
             position = worker.position + 1 + missed
-            if missed and worker.skew_s is not None:
-                position = max(worker.position + 1, self._at_time(worker, sample))
+            if (beside := self._beside(worker, sample)) is not None:
+                position, missed = beside, 0
+            else:
+                anew = sample.run != worker.run
+                if (missed or anew) and worker.skew_s is not None:
+                    position = self._at_time(worker, sample)
+                if anew and position > self._closed:
+                    # what passed for iterations before was perhaps not as many on each worker
+                    position = max(position, self._head + 1)
             if missed and event.counted and worker.starts < len(self._starts):
                 counted = self._starts[worker.starts][0] + sample.step
                 if abs(counted - position) <= max(_NEAR_STEPS, missed // 20):
@@ -267,12 +276,31 @@ class JobSeries:
             self._starts.append((head + 1 - sample.step, sample.end_s - sample.duration_s))
         return self._starts[worker.starts][0] + sample.step
 
+    def _usual_s(self, worker: Worker, sample: StepSample) -> float:
+        """Seconds its iterations take; another program's say nothing of that."""
+        known_s = worker.typical_s if sample.run == worker.run else 0.0
+        return known_s or sample.duration_s
+
+    def _beside(self, worker: Worker, sample: StepSample) -> int | None:
+        """The position of the iteration that is open and ended for another when the sample did."""
+        if worker.skew_s is None:
+            return None
+        apart: list[tuple[float, int]] = []
+        for position, bucket in self._open.items():
+            rank, other = next(iter(bucket.samples.items()))  # of 10,000 one tells
+            skew_s = self.workers[rank].skew_s
+            if rank != worker.rank and skew_s is not None:
+                ends_s = sample.end_s - worker.skew_s - (other.end_s - skew_s)
+                apart.append((abs(ends_s), position))
+        nearest_s, position = min(apart, default=(math.inf, -1))
+        return position if nearest_s < _BESIDE * sample.duration_s else None
+
     def _at_time(self, worker: Worker, sample: StepSample) -> int:
         """The position of the iteration that ended when the sample did."""
         t = sample.end_s - (worker.skew_s or 0.0)
         last_t, last = self._times[-1]
         if t > last_t:
-            return last + max(0, round((t - last_t) / (worker.typical_s or sample.duration_s)))
+            return last + max(0, round((t - last_t) / self._usual_s(worker, sample)))
         place = bisect_left(self._times, (t, 0))
         near = [self._times[i] for i in (place - 1, place) if 0 <= i < len(self._times)]
         return min(near, key=lambda known: abs(known[0] - t))[1]
