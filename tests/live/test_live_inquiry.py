@@ -13,7 +13,7 @@ from tests.report.sample_journals import Script, dp4, ppdp
 
 from failslow.cli.output import emit_view
 from failslow.journal import JournalEntry, decode_entry, encode_entry
-from failslow.records import Outcome, Verdict
+from failslow.records import Diagnosis, Outcome, Verdict
 from failslow.report import words
 from failslow.report.live import live_document, live_view
 from failslow.report.livejob import LiveJob, LiveState
@@ -66,6 +66,55 @@ def test_suspects_of_a_profile_are_named_until_there_is_a_verdict(device: Script
     assert live_document(job, folder="x")["workers"][2]["suspect"]["score"] == 0.94
 
 
+def test_whoever_the_newest_finds_not_slow_is_named_no_more(device: Script) -> None:
+    state = LiveState("pretrain7")
+    for line in device.lines:
+        entry = decode_entry(line)
+        if entry.kind == "diagnosis":
+            break
+        state.observe(entry)
+    t, id = entry.t, entry.record.episode
+
+    def told(record: object, after_s: float) -> LiveJob:
+        state.observe(decode_entry(encode_entry(record, t=t + after_s)))
+        return state.look(t + after_s + 0.1)
+
+    by_own_times = state.look(t)
+    assert [w.state for w in by_own_times.workers] == ["ok", "ok", "slow", "ok"]
+    assert "): rank 2 (compute ×1.55)" in shown(by_own_times)
+
+    alike = told(Diagnosis(episode=id, suspects=(), everyone=True), 1.0)
+    assert [w.state for w in alike.workers] == ["ok"] * 4
+    assert (alike.culprits, alike.phase) == ((), "slow")
+    assert "): no worker stands out" in shown(alike)
+    assert "all workers are late alike" in shown(alike)
+
+    (suspect, _) = entry.record.suspects
+    cleared = told(Verdict(episode=id, note="all alike"), 2.0)
+    assert "verdict: nothing found: all alike" in shown(cleared)
+    other = replace(suspect, ranks=(1,))
+    again = told(Diagnosis(episode=id, suspects=(other,)), 3.0)
+    assert [w.state for w in again.workers] == ["ok", "suspected", "ok", "ok"]
+    assert "nothing found" not in shown(again)
+    assert "no worker stands out" not in shown(again)
+    unseen = told(Diagnosis(episode=id, suspects=(), missing=(2,)), 4.0)
+    assert unseen.workers[2].state == "slow"  # nobody could look at it
+
+
+def test_a_ratio_is_that_to_the_job_s_healthy_time(device: Script) -> None:
+    state = LiveState("pretrain7")
+    for line in device.lines:
+        entry = decode_entry(line)
+        if entry.kind == "step" and entry.rank is not None:
+            crept = dict(entry.tags) | {"healthy_s": 10.0 * entry.record.duration_s}
+            entry = replace(entry, tags=crept)
+        state.observe(entry)
+        if entry.kind == "diagnosis":
+            break
+    ratios = [worker.ratio for worker in state.look(entry.t).workers]
+    assert ratios == pytest.approx([1.39] * 4, abs=0.1)
+
+
 def test_a_worker_only_a_profile_names_is_a_suspect() -> None:
     job = seen(ppdp(), of_kind("diagnosis", 2))
 
@@ -109,7 +158,7 @@ def test_a_culprit_that_is_well_again_is_no_longer_named(device: Script) -> None
     job = seen(device, of_kind("culpritpace"))
     assert job.inquiry.findings == {}
     assert job.inquiry.level == "S2"
-    assert [w.state for w in job.workers] == ["ok", "ok", "slow", "ok"]  # the episode is still on
+    assert [w.state for w in job.workers] == ["ok"] * 4  # though the episode is still on
 
     restored = seen(device, of_kind("outcome", 2))
     assert (restored.inquiry.level, restored.inquiry.verdict) == ("S1", None)

@@ -58,6 +58,15 @@ class Inquiry:
         """The likeliest first."""
         return self.diagnosis.suspects if self.diagnosis else ()
 
+    @property
+    def open_suspects(self) -> tuple[Suspect, ...]:
+        """Those no verdict has judged yet."""
+        return () if self._is_judged else self.suspects
+
+    @property
+    def _is_judged(self) -> bool:
+        return self.verdict is not None and self.verdict.episode == self.id
+
     def finding_of(self, rank: int) -> Finding | None:
         """The worst that is proven of a worker; of a link its sending side is slowed."""
         mine = [finding for finding in self.findings.values() if rank in finding.ranks]
@@ -65,11 +74,22 @@ class Inquiry:
 
     def suspect_of(self, rank: int) -> Suspect | None:
         """The likeliest open suspicion that names the worker; a weak one marks nobody."""
-        if self.verdict is not None or not self.suspects:
+        if self._is_judged or not self.suspects:
             return None
         enough = _WEAK * self.suspects[0].score
         likely = (s for s in self.suspects if rank in s.ranks and s.score >= enough)
         return next(likely, None)
+
+    def holds(self, rank: int) -> bool:
+        """Whether a worker that was late by its own times is thought to be slow still: until the
+        newest diagnosis or verdict on the same fault names others, or nobody."""
+        if self.finding_of(rank) is not None:
+            return True
+        if self._is_judged:
+            return False
+        if self.diagnosis is None or self.diagnosis.episode != self.id:
+            return True
+        return rank in self.diagnosis.missing or self.suspect_of(rank) is not None
 
     def take(self, entry: JournalEntry) -> None:
         """One more entry. Raises KeyError, TypeError, ValueError on one of another version."""
@@ -78,6 +98,8 @@ class Inquiry:
             if record.episode:
                 self._about(record.episode)
                 self.diagnosis = record
+                if not self.findings:
+                    self.verdict = None  # that found nobody; it is looked for anew
         elif isinstance(record, Verdict):
             self._proved(record, entry.t)
         elif isinstance(record, Decision):

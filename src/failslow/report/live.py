@@ -258,12 +258,11 @@ def inquiry_lines(job: LiveJob) -> Iterator[Text]:
         yield Text(f"verdict: {len(found.findings) - _NAMED} more", style="bold red")
     if found.verdict is not None and not found.verdict.findings:
         yield Text(f"verdict: {words.verdict_text(found.verdict)}")
-    if found.verdict is None:
-        for suspect in found.suspects[:_NAMED]:
-            ratio = units.slowdown(suspect.slowdown)
-            text = f"suspect: {words.suspect_text(suspect)} {ratio}, score {suspect.score:.2f}"
-            yield Text(text, style="yellow")
-    if found.diagnosis is not None and found.diagnosis.everyone:
+    for suspect in found.open_suspects[:_NAMED]:
+        ratio = units.slowdown(suspect.slowdown)
+        text = f"suspect: {words.suspect_text(suspect)} {ratio}, score {suspect.score:.2f}"
+        yield Text(text, style="yellow")
+    if found.diagnosis is not None and found.diagnosis.everyone and not found.findings:
         yield Text(words.diagnosis_text(found.diagnosis), style="yellow")
     if found.level != "S1" or found.decision is not None:
         line = Text.assemble((f"{found.level} in force", "" if found.level == "S1" else "green"))
@@ -283,6 +282,8 @@ def _since(job: LiveJob, since_t: float) -> Text:
     worst = sorted(job.culprits, key=lambda c: -c.slowdown)
     named = ", ".join(f"rank {c.rank} ({_blame(c)})" for c in worst[:4])
     more = f" and {len(worst) - 4} more" if len(worst) > 4 else ""
+    if not named and (job.inquiry.findings or job.inquiry.open_suspects):
+        return Text(text)  # the lines below say who
     return Text(f"{text}: {named}{more}" if named else f"{text}: no worker stands out")
 
 

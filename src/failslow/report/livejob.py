@@ -199,7 +199,7 @@ class LiveState:
             slow_since_t=slow.since_t if slow else None,
             slow_since_step=slow.since_step if slow else None,
             confirmed=slow is not None and slow.confirmed,
-            culprits=slow.culprits if slow else (),
+            culprits=tuple(self._culprits()),
             episodes=len(launch.episodes),
             lost_s=sum(launch.lost_s.values()),
             troubles=tuple(troubles),
@@ -341,11 +341,15 @@ class LiveState:
             found.append(Trouble(what="controller", message=message, since_t=self._last_t or now_s))
         return sorted(found, key=lambda t: (not t.blinds, t.since_t, t.what, t.node, t.rank or 0))
 
+    def _culprits(self) -> Iterable[Culprit]:
+        """Of what is on, those that nothing newer has cleared."""
+        launch = self._launch
+        named = launch.slow.culprits if launch.slow else ()
+        return (culprit for culprit in named if launch.inquiry.holds(culprit.rank))
+
     def _worker(self, rank: int, worker: _Worker, now_s: float) -> LiveWorker:
         launch = self._launch
-        named = next(
-            (c for c in (launch.slow.culprits if launch.slow else ()) if c.rank == rank), None
-        )
+        named = next((c for c in self._culprits() if c.rank == rank), None)
         return LiveWorker(
             rank=rank,
             node=worker.node,
@@ -353,7 +357,8 @@ class LiveState:
             step=worker.record.step,
             last_t=worker.t,
             iteration_s=worker.record.duration_s,
-            healthy_s=worker.healthy_s,
+            # a worker's own grows with a fault that is not noticed at once
+            healthy_s=launch.healthy_s or worker.healthy_s,
             compute_s=worker.record.compute_s,
             suspicion=named,
             suspect=launch.inquiry.suspect_of(rank),
