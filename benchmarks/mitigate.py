@@ -9,7 +9,7 @@ gradients' ring 20 of 1000 Mbit/s. With failslow in mode auto, then the same fau
 (the same links, though the ring may not use one of them where nobody changed places), then training
 without faults: the losses of all three are compared.
 
-    throttle rank 2  8.1 -> 4.3 -> 7.4 iterations/s  S2 (8, 8, 4, 8)  removed 83 % of 86 possible
+    throttle rank 2  8.1 -> 4.3 -> 7.4 iterations/s  S2 (8, 8, 4, 8)  removed 83 % (86 % foreseen)
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _line(drill: Drill) -> str:
     removed = "nothing removed"
     if drill.removed_pct is not None and drill.optimum_s:
         removed = (
-            f"(best {1.0 / drill.optimum_s:.1f})  removed {drill.removed_pct:.0f} % of "
-            f"{drill.optimum_pct:.0f} possible"
+            f"(best foreseen {1.0 / drill.optimum_s:.1f})  removed {drill.removed_pct:.0f} % "
+            f"({drill.optimum_pct:.0f} % foreseen)"
         )
     where = ", ".join(f"{key} {value}" for key, value in drill.target.items())
     mark = "" if drill.culprit_correct else f"  WRONG: {', '.join(drill.named) or 'nobody'}"

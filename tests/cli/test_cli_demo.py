@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.report.sample_journals import dp4
 from tests.report.sample_script import Script, write
 
 from failslow import demo as package
-from failslow.cli.demo import _are_equal, shown
+from failslow.cli.demo import _are_equal, _table, shown
 from failslow.demo import Drill, Fault, SteeredJob, train_script
 from failslow.demo.drill import _Seen, _sum_up
 from failslow.lab import TestBed
@@ -164,6 +165,23 @@ def test_with_root_nothing_is_left_out(
     told = json.loads(run("demo", "--json", "--html", tmp_path / "demo.html").stdout)
     assert told["skipped"] == []
     assert len(told["events"]) == 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_cuts_no_name_and_tells_a_forecast_from_what_came(
+    tmp_path: Path, width: int
+) -> None:
+    drill = drilled(recorded(dp4(), tmp_path), fault(2))
+    drill = replace(drill, named=("link fs10845n2>fs10845n1",), target={"rank": 2, "peer": 1})
+    console = Console(width=width, highlight=False)
+    with console.capture() as captured:
+        console.print(_table([drill]))
+    told = " ".join(captured.get().split())
+    assert "fs10845n2>" in told
+    assert "fs10845n1" in told
+    assert "…" not in told
+    assert "foreseen" in told
+    assert "possible" not in told
 
 
 def test_on_a_terminal_the_workers_are_shown_live_below_what_is_told(tmp_path: Path) -> None:

@@ -195,9 +195,12 @@ def _report(journal: Path, page: Path) -> None:
 def _table(drills: Sequence[Drill]) -> Table:
     from rich.table import Table
 
-    table = Table(title="What failslow made of it", title_justify="left")
+    table = Table(
+        title="What failslow made of it", title_justify="left", box=None, pad_edge=False,
+        padding=(0, 2, 0, 0), header_style="dim",
+    )  # fmt: skip
     for name in ("fault", "noticed", "verdict", "named", "done", "iterations a second", "removed"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for drill in drills:
         rates = [drill.healthy_s, drill.slow_s, drill.mitigated_s]
         shown = " → ".join("–" if s is None else f"{1.0 / s:.1f}" for s in rates)
@@ -206,12 +209,13 @@ def _table(drills: Sequence[Drill]) -> Table:
         if drill.removed_pct is not None:
             removed = f"{drill.removed_pct:.0f} %"
             if drill.optimum_pct is not None:
-                removed += f" of {drill.optimum_pct:.0f} possible"
+                removed += f" ({drill.optimum_pct:.0f} % foreseen at best)"
         table.add_row(
             f"{drill.fault} {', '.join(f'{k} {v}' for k, v in drill.target.items())}",
             _seconds(drill.onset_delay_s),
             _seconds(drill.verdict_delay_s),
-            (", ".join(drill.named) or "nobody") + mark,
+            # a link's two nodes on a line each where there is little room
+            (", ".join(drill.named).replace(">", "> ") or "nobody") + mark,
             f"{drill.level} {list(drill.plan)}" if drill.level else "nothing",
             shown,
             removed,
