@@ -233,6 +233,25 @@ def test_watching_follows_a_job_from_before_its_start_to_q(tmp_path: Path) -> No
     assert b"Traceback" not in terminal.shown
 
 
+def test_watching_ends_with_the_job_and_says_so(tmp_path: Path) -> None:
+    job = Job(run_folder(tmp_path))
+    job.steps(20)
+    job.health("controller", event="ended", launch="1-2")
+    job.health("controller", event="started", launch="1-3")  # again: that was not the end
+    with watching(cwd=tmp_path) as terminal:
+        job.steps(5)
+        terminal.read_until(b"step 25")
+        job.steps(5)
+        job.health("controller", event="ended", launch="1-3")
+        terminal.read_rest()
+        code = terminal.process.wait(timeout=PATIENCE_S)
+
+    assert code == 0
+    last, _, said = terminal.shown.rpartition(b"step 30")
+    assert last
+    assert said.endswith(b"the job has ended\r\n")
+
+
 @pytest.mark.parametrize("way", ["key", "signal"])
 def test_ctrl_c_leaves_quietly(tmp_path: Path, way: str) -> None:
     Job(run_folder(tmp_path)).steps(20)

@@ -55,7 +55,10 @@ def status(
     ] = None,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on showing it; q or Ctrl-C leaves.")
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Go on showing it until the job ends; q or Ctrl-C leaves."
+        ),
     ] = False,
     interval: Annotated[
         float,

@@ -1,7 +1,8 @@
-"""`failslow status --watch`: follows a run and shows it anew until the user has enough.
+"""`failslow status --watch`: follows a run and shows it anew until the job ends or the user leaves.
 
 In: where to find the run, what prints it. Out: a table that stays in place on a terminal, the
-table or a JSON line at every change elsewhere. q, Ctrl-C and a reader that leaves end it quietly.
+table or a JSON line at every change elsewhere. q, Ctrl-C and a reader that leaves end it quietly;
+so does the job's end, which is said.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from failslow.cli.output import emit_view, plain_console
+from failslow.cli.output import emit_view, note, plain_console
 from failslow.errors import FailslowError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ ALL_STEPS_BYTES = 8 << 20
 """Steps further from a journal's end than this say nothing of now."""
 _EAGER_S = 0.1
 """Until there is something to show it is looked for this often."""
+_OVER_S = 1.0
+"""A job that has ended for so long is over: in a journal another start of it may follow at once."""
 
 
 class Seen(NamedTuple):
@@ -61,14 +64,24 @@ def watch_run(
     """
     follower: _Follower | None = None
     seen: Seen | None = None
+    over_at: float | None = None
     try:
         with _keys() as quit_within, _screen(printer, where) as draw:
             while True:
                 if follower is None and (place := find()) is not None:
                     follower = _Follower(place)
                 seen = None if follower is None else follower.look()
-                if not draw(seen) or quit_within(interval_s if seen else _EAGER_S):
+                wait_s = interval_s if seen else _EAGER_S
+                if seen is None or seen.job.phase != "ended":
+                    over_at = None
+                else:
+                    over_at = over_at or time.monotonic() + _OVER_S
+                    wait_s = min(wait_s, max(0.0, over_at - time.monotonic()))
+                is_over = over_at is not None and time.monotonic() >= over_at
+                if not draw(seen) or is_over or quit_within(wait_s):
                     break
+        if is_over and not printer.json:
+            note("the job has ended")
     except KeyboardInterrupt:
         pass  # the usual way to leave
     finally:
