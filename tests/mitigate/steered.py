@@ -11,6 +11,7 @@ import argparse
 import faulthandler
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -439,6 +441,46 @@ def wrapping(job: Job) -> Any:
             worker.begin = _failing_once(lambda: None, MemoryError("no room for the model"))
         result[name] = worker.train(job, wanted)
     return result
+
+
+@scenario
+def printed(job: Job) -> Any:
+    """The program of docs/coordinator.md as it stands there, but for the number of its steps."""
+    text = (Path(__file__).parents[2] / "docs" / "coordinator.md").read_text(encoding="utf-8")
+    (program,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "class Worker" in c)
+    orders: dict[int, list[int]] = {}
+
+    class Ordered(failslow.Coordinator):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given, listen_s=0.0)
+
+        def begin(self, index: int, microbatches: int | None = None) -> Any:
+            if index in orders:
+                job.order("S3", placement=orders[index])
+                dist.barrier()  # or another worker's next step might be over before it
+            return super().begin(index, microbatches)
+
+    outcomes, ends = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", lambda _: None)
+        patch.setattr(failslow, "Coordinator", Ordered)
+        for wanted in ({}, {4: [2, 1, 0, 3], 14: [3, 0, 1, 2]}):
+            orders.clear()
+            orders.update(wanted)
+            torch.manual_seed(7)
+            names: dict[str, Any] = {}
+            job.listen()
+            exec(program.replace("range(1000)", f"range({job.steps})"), names)
+            outcomes += [x["ok"] for x in job.listen() if x["what"] == "outcome"]
+            worker = names["worker"]
+            weights = torch.cat([p.detach().flatten() for p in worker.model.parameters()])
+            noise = float(torch.rand((), generator=worker.noise))
+            ends.append((weights, worker.grid.replica, noise, names["coordinator"].placement))
+    (stayed, *before), (moved, *after) = ends
+    return {
+        "apart": float((stayed - moved).abs().max()), "outcomes": outcomes,
+        "before": before, "after": after,
+    }  # fmt: skip
 
 
 def _failing_once(act: Callable[[], Any], error: Exception) -> Callable[[], Any]:

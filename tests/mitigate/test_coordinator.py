@@ -33,7 +33,7 @@ def _run(folder: Path, *scenarios: str, steps: int, limit_s: float) -> Reports:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Every scenario once, short, in one job."""
     folder = tmp_path_factory.mktemp("steered")
-    moved = ("moving", "stumbling", "wrapping")
+    moved = ("moving", "stumbling", "wrapping", "printed")
     few = ("fsdp", "reasons", "renewed", "failing", "parted", "parting")
     scenarios = ("ddp", "hsdp", "hybrid", *moved, *few)
     return _run(folder, *scenarios, steps=24, limit_s=280.0)
@@ -70,6 +70,19 @@ def test_losses_stay_those_of_the_even_split_over_200_steps(tmp_path: Path) -> N
     for scenario, replicas in (("ddp", 4), ("hsdp", 2), ("hybrid", 2)):
         _assert_trained_alike(reports, scenario, replicas)
         assert len(reports[0][scenario]["even"]["losses"]) == 200
+
+
+def test_the_printed_program_changes_places(reports: Reports) -> None:
+    """docs/coordinator.md: weights, and each replica's own noise, are those of who stayed."""
+    mine = [report["printed"] for report in reports]
+    assert mine[0]["outcomes"] == [True, True]
+    assert [m["before"][2] for m in mine] == [[0, 1, 2, 3]] * _WORLD
+    assert [m["after"][2] for m in mine] == [[3, 0, 1, 2]] * _WORLD
+    assert max(m["apart"] for m in mine) < _TOLERANCE
+    assert [m["after"][0] for m in mine] == [1, 2, 3, 0]
+    noise = {replica: drawn for replica, drawn, _ in (m["before"] for m in mine)}
+    assert {replica: drawn for replica, drawn, _ in (m["after"] for m in mine)} == noise
+    assert len(set(noise.values())) == _WORLD
 
 
 def test_workers_that_change_places_train_on_alike(reports: Reports) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-import failslow
 from failslow.mitigate import steer_apply
 from failslow.mitigate.move import swap_state, transfer_group
 from failslow.mitigate.move_state import put_rng, take_rng
@@ -25,8 +23,9 @@ _STAY = Plan(level="S3", predicted_slowdown=1.0, placement=(0,))
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    monkeypatch.setattr(dist, "init_process_group", lambda _: None)  # for the printed program
     yield
     dist.destroy_process_group()
 
@@ -36,18 +35,21 @@ def _printed(start: str) -> str:
     return str(code)
 
 
-def _names() -> dict[str, Any]:
-    """What the text takes for granted."""
-    return {
-        "failslow": failslow, "torch": torch, "world": 1, "pp": 1, "dp": 1, "tp": 1,
-        "device": "cpu", "build_stage": lambda _: nn.Linear(4, 4),
-    }  # fmt: skip
+def _trained() -> dict[str, Any]:
+    """What the program defines, after a few steps; `test_coordinator` runs it on four workers."""
+    names: dict[str, Any] = {}
+    exec(_printed("class Worker").replace("range(1000)", "range(2)"), names)
+    return names
 
 
 def _train(worker: Any) -> None:
-    worker.model(torch.randn(2, 4)).square().sum().backward()
+    worker.model(torch.randn(2, 64)).square().sum().backward()
     worker.optimizer.step()
     worker.optimizer.zero_grad()
+
+
+def _moments(worker: Any) -> Any:
+    return worker.optimizer.state[next(worker.model.parameters())]["exp_avg"].tolist()
 
 
 def _drawn(worker: Any) -> tuple[float, float]:
@@ -57,8 +59,7 @@ def _drawn(worker: Any) -> tuple[float, float]:
 def test_the_printed_callbacks_go_on_where_the_place_was(
     alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = _names()
-    exec(_printed("class Worker"), names)
+    names = _trained()
     worker, hands = names["worker"], names["coordinator"]._hands
     _train(worker)
 
@@ -69,7 +70,7 @@ def test_the_printed_callbacks_go_on_where_the_place_was(
 
     monkeypatch.setattr(steer_apply, "swap_state", theirs)
     before = [p.tolist() for p in worker.model.parameters()]
-    old, moments = worker.model, worker.optimizer.state[worker.model.weight]["exp_avg"].tolist()
+    old, moments = worker.model, _moments(worker)
     generators = take_rng(), worker.noise.get_state()
     expected = _drawn(worker)
 
@@ -82,7 +83,7 @@ def test_the_printed_callbacks_go_on_where_the_place_was(
     hands.commit()
     assert worker.model is not old
     assert [p.tolist() for p in worker.model.parameters()] == before
-    assert worker.optimizer.state[worker.model.weight]["exp_avg"].tolist() == moments
+    assert _moments(worker) == moments
     assert _drawn(worker) == expected
     # a call that fails once the old groups are gone is undone by another
     build, worker.build = worker.build, lambda: 1 / 0
@@ -111,10 +112,10 @@ def _failing_once(build: Any) -> Any:
 
 
 def test_the_printed_move_without_a_coordinator_works(alone: None) -> None:
-    names = _names()
-    exec(_printed("class Worker"), names)
+    names = _trained()
     _train(names["worker"])
     names |= {
+        "device": "cpu", "pp": 1, "dp": 1, "tp": 1,
         "now": (0,), "new": (0,), "take_rng": take_rng, "put_rng": put_rng,
         "swap_state": swap_state, "transfer_group": transfer_group,
     }  # fmt: skip
