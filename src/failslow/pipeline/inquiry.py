@@ -178,7 +178,7 @@ class Inquiry:
         case = self._case
         if case is None:
             out += self._ask_healthy(now_s)
-        elif case.is_late(now_s):
+        elif case.is_late(now_s) or self._have_come(case, now_s):
             out += self._diagnose(case, now_s)
         if self._measured is not None:
             out += self._prove(now_s)
@@ -249,6 +249,11 @@ class Inquiry:
         """They are of all workers that live, as far as that is known."""
         ranks = self._ranks()
         return len(profiles) >= len(ranks) > 0 and profiles.keys() >= set(ranks)
+
+    def _have_come(self, case: Case, now_s: float) -> bool:
+        """All profiles were there before it was known who lives."""
+        waited = case.asked_s is not None and now_s - case.asked_s >= _BACK_S
+        return waited and self._are_all(case.profiles)
 
     def _want_reference(self, now_s: float) -> None:
         """Take the reference, unless there is one, or it is to be tried again anyway."""
