@@ -11,10 +11,13 @@ from tests.localize.made_results import Culprits, Lab
 from tests.runtime.scripted import Scripted
 
 from failslow.config import DecideConfig, LocalizeConfig
+from failslow.journal import decode_entry, encode_entry
 from failslow.localize.script import WorkerPlace
 from failslow.pipeline import Order, Report, Write
+from failslow.pipeline.case import Case
 from failslow.pipeline.remedy import Remedy
-from failslow.records import CallCell, RankProfile
+from failslow.pipeline.resumption import go_on
+from failslow.records import CallCell, Finding, RankProfile, Verdict
 
 RANKS = range(4)
 HEALTHY_S = 0.1
@@ -336,6 +339,19 @@ def test_looking_again_at_a_culprit_leaves_pauses_for_another_fault() -> None:
     job.culprit = 1
     job.iterate(80, HEALTHY_S, slow=10.0, culprit=1)
     assert [f.ranks for f in job.said("verdict")[-1].record.findings] == [(1,)]
+
+
+def test_a_new_controller_keeps_no_more_pauses_where_a_link_is_to_blame() -> None:
+    """Nothing but another pause tells how that fares."""
+    case = Case("e1", 0.0, 0.0, 1.4)
+    link = Finding(what="link", slowdown=9.0, ranks=(2,), peer_ranks=(1,))
+    for verdict in (Verdict(episode="e1", findings=(link,)), Verdict(episode="e1")):
+        entry = decode_entry(encode_entry(verdict, t=5.0, kind="verdict"))
+        go_on(case, [entry], LocalizeConfig())
+        assert case.linked
+    device = Finding(what="device", slowdown=2.0, ranks=(2,))
+    case.take_verdict(Verdict(episode="e1", findings=(device,)), recheck_s=60.0, now_s=9.0)
+    assert not case.linked
 
 
 def test_reports_without_sense_cost_a_line_and_nothing_else() -> None:

@@ -7,11 +7,11 @@ In: profiles as they come, verdicts. Out: whether more are to be waited for:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from failslow.pipeline.messages import Instruction, Order, Write
-from failslow.records import Diagnosis, RankProfile
+from failslow.records import Diagnosis, RankProfile, Verdict
 
 __all__ = ["MOST_RECHECK_S", "Case", "opened", "profile_order", "written"]
 
@@ -84,15 +84,16 @@ class Case:
         """Of how many seconds until now telemetry tells of its onset."""
         return now_s - self.onset_s + _BEFORE_S
 
-    def take_verdict(
-        self, *, named: bool, well: Iterable[str], recheck_s: float, now_s: float
-    ) -> None:
+    def take_verdict(self, verdict: Verdict, *, recheck_s: float, now_s: float) -> None:
         """A verdict was given on its diagnosis, or on the one before: when to look again.
 
-        well: of the verdict. recheck_s: after how long the first time.
+        recheck_s: after how long the first time.
         """
+        named = bool(verdict.findings)
         self.judged, self.failures = self.diagnosis, 0
-        self.well = frozenset(well) | (self.well if self.empty else frozenset())
+        if named:
+            self.linked = any(finding.what == "link" for finding in verdict.findings)
+        self.well = frozenset(verdict.well) | (self.well if self.empty else frozenset())
         self.empty = 0 if named else self.empty + 1
         if named or self.recheck_s:
             # culprits that are well now are looked at no more often than slow ones: pauses are few

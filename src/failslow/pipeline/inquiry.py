@@ -21,7 +21,6 @@ from typing import Any
 from failslow.config import LocalizeConfig
 from failslow.localize import script
 from failslow.localize.accord import accord
-from failslow.localize.evidence import explain_all
 from failslow.localize.judge import judge
 from failslow.localize.pause import TOPIC, PauseLead, PauseResult
 from failslow.localize.profile import diagnose
@@ -29,7 +28,7 @@ from failslow.localize.readings import listed
 from failslow.localize.script_wire import members
 from failslow.pipeline.case import MOST_RECHECK_S, Case, opened, written
 from failslow.pipeline.healthy import AGAIN_S, SOON_S, HealthyProfiles
-from failslow.pipeline.measured import Measured, begun, ended
+from failslow.pipeline.measured import Measured, begun, concluded, ended
 from failslow.pipeline.messages import Instruction, Order, Report, Say, Write
 from failslow.pipeline.past import Past
 from failslow.pipeline.resumption import go_on
@@ -425,15 +424,8 @@ class Inquiry:
             return [*self._witnesses.ask_more(blamed, case.telling_s(now_s))]
         self._measured = None
         windows = self._witnesses.windows(self._ahead_s, first=blamed)
-        devices = {rank: place.device for rank, place in places.items()}
-        findings = explain_all(verdict.findings, windows, onset_t=case.onset_t, devices=devices)
-        diagnosis = case.diagnosis or Diagnosis(episode=case.id, suspects=())
-        verdict = replace(verdict, findings=findings)
-        verdict = accord(verdict, diagnosis, slowdown=case.slowdown, own=self._own())
-        named = bool(verdict.findings)
-        case.linked = any(f.what == "link" for f in verdict.findings) or (case.linked and not named)
-        well = verdict.well
-        case.take_verdict(named=named, well=well, recheck_s=self._config.recheck_s, now_s=now_s)
+        verdict = concluded(verdict, case, windows, places, own=self._own())
+        case.take_verdict(verdict, recheck_s=self._config.recheck_s, now_s=now_s)
         out: list[Instruction] = [
             Write(kind="telemetry", record=window, t=now_s) for window in windows[:JOURNALED]
         ]

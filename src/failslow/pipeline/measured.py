@@ -1,6 +1,7 @@
 """A pause as the journal has it, and what it measured until there is telemetry for it. Pure.
 
-In: a script, a `PauseResult`, or the journal's record of one. Out: that record, a `Measured`:
+In: a script, a `PauseResult`, or the journal's record of one. Out: that record, a `Measured`, and
+what is concluded from it once telemetry is there:
 
     {"what":"pausing","episode":"e1745735301","why":"suspects","pause_s":1.3}       # an action
     {"episode":"e1745735301","why":"suspects","ok":true,"pause_s":1.9,"results":[…],…}
@@ -8,13 +9,18 @@ In: a script, a `PauseResult`, or the journal's record of one. Out: that record,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from failslow.localize.accord import accord
+from failslow.localize.evidence import explain_all
 from failslow.localize.pause import PauseResult
+from failslow.localize.script import WorkerPlace
+from failslow.pipeline.case import Case
+from failslow.records import Diagnosis, Verdict
 
-__all__ = ["Measured", "begun", "ended"]
+__all__ = ["Measured", "begun", "concluded", "ended"]
 
 _TELEMETRY_S = 2.0
 """How long a verdict waits for what the nodes' samplers saw."""
@@ -39,6 +45,24 @@ def ended(why: str, episode: str, result: PauseResult) -> dict[str, Any]:
         "errors": {str(rank): error for rank, error in result.errors.items()},
         "results": [dict(item) for items in result.results.values() for item in items],
     }
+
+
+def concluded(
+    verdict: Verdict,
+    case: Case,
+    windows: Sequence[Mapping[str, Any]],
+    places: Mapping[int, WorkerPlace],
+    *,
+    own: Mapping[int, float],
+) -> Verdict:
+    """What benchmarks alone say, with its causes and without what does not slow the job.
+
+    windows: telemetry of those blamed. own: how slow workers are by their own time.
+    """
+    devices = {rank: place.device for rank, place in places.items()}
+    findings = explain_all(verdict.findings, windows, onset_t=case.onset_t, devices=devices)
+    diagnosis = case.diagnosis or Diagnosis(episode=case.id, suspects=())
+    return accord(replace(verdict, findings=findings), diagnosis, slowdown=case.slowdown, own=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,12 +57,7 @@ def go_on(case: Case, entries: Iterable[JournalEntry], config: LocalizeConfig) -
             unjudged = None
             verdicts.append(record)
             blamed = (blamed - set(record.well)) | {finding.key for finding in record.findings}
-            case.take_verdict(
-                named=bool(record.findings),
-                well=record.well,
-                recheck_s=config.recheck_s,
-                now_s=entry.t,
-            )
+            case.take_verdict(record, recheck_s=config.recheck_s, now_s=entry.t)
         elif entry.kind == "action":  # a pause begins: workers may stand still yet
             case.due_s = entry.t + config.pause_limit_s
         elif record.get("ok"):
